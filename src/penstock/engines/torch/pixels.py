@@ -66,10 +66,11 @@ class _PixelNetwork:
         count = min(3, planes.shape[1]) if self._work.is_for_colors and planes.shape[1] > 2 else 1
         batch, _, height, width = planes.shape
         sharp = self._sharpen(planes[:, :count].reshape(batch * count, 1, height, width))
-        planes = torch.cat((sharp.reshape(batch, count, height, width), planes[:, count:]), 1)
-        if planes.shape[1] > 2:
-            planes = torch.cat((self._colors.to_rgb(planes), planes[:, 3:]), 1)
-        return _to_host(planes.to(torch.uint8).permute(0, 2, 3, 1).contiguous())
+        layers = [*sharp.reshape(batch, count, height, width).unbind(1), *planes[:, count:].unbind(1)]
+        colors = [self._colors.to_rgb(layers[:3])] if len(layers) > 2 else []
+        parts = colors + [layer.unsqueeze(3) for layer in layers[3 * len(colors) :]]
+        pixels = parts[0] if len(parts) == 1 else torch.cat(parts, 3)
+        return _to_host(pixels.to(torch.uint8).contiguous())
 
     def _sharpen(self, planes: Any) -> Any:
         """Their border is repeated outward, as on the CPU, and further until the shape is of the grain."""
@@ -179,9 +180,10 @@ class _Colors:
         added = np.where(black > 0, black, white - 255).astype(np.float32)
         self._tables = torch.from_numpy(added).reshape(-1, 3).to(device)
 
-    def to_rgb(self, planes: Any) -> Any:
-        added = self._tables[planes[:, 1].mul(256).add(planes[:, 2]).long()]  # [batch, height, width, 3]
-        return added.add(planes[:, 0, :, :, None]).clamp(0, 255).permute(0, 3, 1, 2)
+    def to_rgb(self, layers: Sequence[Any]) -> Any:
+        """[batch, height, width, 3] from three without the last dimension."""
+        luminance, blue, red = layers
+        return self._tables[blue.mul(256).add_(red).long()].add_(luminance.unsqueeze(3)).clamp_(0, 255)
 
 
 def _convert(luminance: Pixels, blue: Pixels, red: Pixels) -> NDArray[np.int16]:

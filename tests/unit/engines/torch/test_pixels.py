@@ -121,8 +121,8 @@ def test_colours_are_pillows() -> None:
     values = np.arange(0, 256, 5, dtype=np.uint8)
     grid = np.stack(np.meshgrid(values, values, values), -1).reshape(1, -1, 3)
     expected = np.asarray(Image.frombytes("YCbCr", grid.shape[1::-1], grid.tobytes()).convert("RGB"), np.int16)
-    planes = torch.from_numpy(grid.copy()).permute(0, 2, 1)[..., None].float()
-    found = _Colors(CPU).to_rgb(planes)[..., 0].permute(0, 2, 1).numpy().astype(np.int16)
+    layers = torch.from_numpy(grid.copy()).float()[None].unbind(3)
+    found = _Colors(CPU).to_rgb(layers)[0].numpy().astype(np.int16)
     assert (found == expected).all()
 
 
