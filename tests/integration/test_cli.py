@@ -99,6 +99,16 @@ def test_upscale_doubles_a_photograph(grpc: tuple[str, str], tmp_path: Path) -> 
         assert after.size == (2 * before.width, 2 * before.height)
 
 
+def test_upscale_gives_what_is_asked_for(grpc: tuple[str, str], tmp_path: Path) -> None:
+    wishes = ("--mode", "denoise", "--resolution", "360p", "--quality", "70")
+    ok("upscale", str(PHOTOS / "dogs.jpg"), str(tmp_path / "dogs.webp"), *wishes, *grpc)
+    with Image.open(tmp_path / "dogs.webp") as after:
+        assert (after.format, after.size) == ("WEBP", (480, 360))
+    refused = run("upscale", str(PHOTOS / "dogs.jpg"), "--to", str(tmp_path), "--format", "gif", *grpc)
+    assert refused.returncode == 2
+    assert "parameter 'format' is 'gif'; it must be png, jpeg or webp" in refused.stderr
+
+
 def test_upscale_takes_several_and_goes_on_after_a_bad_one(grpc: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("no image")
     files = [str(PHOTOS / "dogs.jpg"), str(tmp_path / "text.jpg"), str(PHOTOS / "fig.jpg"), "missing.jpg"]
