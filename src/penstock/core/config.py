@@ -355,7 +355,8 @@ def load_config(file: Path | None = None, **flags: Any) -> Config:
         return Config.model_validate(laid_over(laid_over(from_file, environment), given))
     except ValidationError as error:
         first = error.errors()[0]
-        name = "__".join(str(part) for part in first["loc"]).upper()
+        parts = [part for part in map(str, first["loc"]) if not part.startswith(("constrained-", "literal["))]
+        name = "__".join(parts).upper()  # without pydantic's own names for the members of a union
         said = str(first["msg"]).removeprefix("Value error, ")
         value = given_value(first["loc"], first["input"])
         raise ConfigError(f"setting PENSTOCK_{name} or its flag: {said}{value and f', got {value}'}") from error

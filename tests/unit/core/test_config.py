@@ -103,3 +103,5 @@ def test_task_processes_share_the_cores_unless_they_are_counted() -> None:
     assert WorkerSettings().task_process_count(1) == min(64, max(1, cores - 2))
     assert WorkerSettings().task_process_count(1000) == 1
     assert WorkerSettings(task_processes=5).task_process_count(2) == 5
+    with pytest.raises(ConfigError, match=r"setting PENSTOCK_WORKER__TASK_PROCESSES or its flag: .*, got 0"):
+        load_config(worker={"task_processes": 0})
