@@ -55,7 +55,7 @@ class ClientDoors:
         self._guard = guard
         self._certificates = certificates
         self._large = LargeMessages(config.limits)
-        self._choice = catalogue.grpc_server = choose_grpc_server(config)
+        self._choice = catalogue.grpc_server = choose_grpc_server(config, not guard.is_open)
         self._behind = sockets if self._choice.is_native else None
         self._grpc: GrpcServer | None = None
         self._http: uvicorn.Server | None = None

@@ -20,8 +20,8 @@ class GrpcChoice(NamedTuple):
         return self.server == NATIVE
 
 
-def choose_grpc_server(config: Config) -> GrpcChoice:
-    """Raises ConfigError where `native` is asked for and cannot be had."""
+def choose_grpc_server(config: Config, is_asking: bool = False) -> GrpcChoice:
+    """`is_asking`: the door asks who comes. Raises ConfigError where `native` is asked for and cannot be had."""
     wanted = config.gateway.grpc_server
     if wanted == GRPCIO:
         return GrpcChoice(GRPCIO, "gateway.grpc_server says so")
@@ -35,7 +35,9 @@ def choose_grpc_server(config: Config) -> GrpcChoice:
     if not config.is_local:
         # docs/decisions/0034: it has no bound on what it unpacks of a compressed message.
         return GrpcChoice(GRPCIO, f"other machines reach {config.host}, and the native server is for this one alone")
-    return GrpcChoice(NATIVE, "it is installed, and the door is plain and for this machine alone")
+    if is_asking:
+        return GrpcChoice(GRPCIO, "keys are asked for, and the native server takes the whole message of who has none")
+    return GrpcChoice(NATIVE, "it is installed, and the door is plain, asks for no keys, and is this machine's alone")
 
 
 def _obstacle(config: Config) -> str:

@@ -20,7 +20,9 @@ def test_the_native_one_where_it_can_do_what_is_asked_for() -> None:
     assert choose_grpc_server(Config()).is_native
     assert choose_grpc_server(config("native")).is_native
     assert choose_grpc_server(config("native", host="0.0.0.0", insecure=True)).is_native
+    assert choose_grpc_server(config("native"), is_asking=True).is_native
     assert not choose_grpc_server(config("grpcio")).is_native
+    assert "keys" in choose_grpc_server(Config(), is_asking=True).reason
 
 
 @pytest.mark.parametrize(
