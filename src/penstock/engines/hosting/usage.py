@@ -18,12 +18,12 @@ def used_bytes(pid: int, not_its_own: int, worth_a_look: int) -> int:
     Processes share what was there when one was forked; to count that once takes longer, so it is done where it matters.
     """
     family = [pid, *descendants(pid)]
-    rough = [_fields(f"/proc/{each}/status", _CHEAP) for each in family]
-    total = _total(rough, not_its_own)
+    total = _total([_rough(each) for each in family], not_its_own)
     if total <= worth_a_look or len(family) == 1:
         return total
-    exact = [_fields(f"/proc/{each}/smaps_rollup", _EXACT) for each in family]
-    return min(total, _total([one or other for one, other in zip(exact, rough, strict=True)], not_its_own))
+    # What has ended meanwhile has nothing any more; what may not be looked at counts as before.
+    exact = [_fields(f"/proc/{each}/smaps_rollup", _EXACT) or _rough(each) for each in family]
+    return min(total, _total(exact, not_its_own))
 
 
 class ChildrenUse(NamedTuple):
@@ -58,6 +58,10 @@ def descendants(pid: int) -> Iterator[int]:
                 yield from descendants(child)
     except OSError:  # it has ended, or the kernel does not tell
         pass
+
+
+def _rough(pid: int) -> dict[str, int]:
+    return _fields(f"/proc/{pid}/status", _CHEAP)
 
 
 def _total(measured: list[dict[str, int]], not_its_own: int) -> int:
