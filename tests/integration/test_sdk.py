@@ -297,7 +297,6 @@ WITH_CLIENT_ONLY = """
 import asyncio, pkgutil, sys
 import numpy as np
 import penstock.client
-from penstock.cli import main as cli
 from penstock.client import AsyncClient, Client
 
 address, key, ca = sys.argv[1:]

@@ -23,7 +23,7 @@ from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1.access_pb2_grpc import DirectStub
 from penstock.pb.v1.manager_pb2_grpc import ManagerStub
 from penstock.wire.heard import Heard, Verdict
-from penstock.wire.leader import Leader
+from penstock.wire.leader import Leader, said_aloud
 from penstock.wire.values import fields_in
 
 log = structlog.get_logger()
@@ -108,12 +108,15 @@ class RemoteControl:
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         """While the managers are away, the last view stands."""
         try:
-            async for view in ManagerStub(channel).Watch(self._requests(), wait_for_ready=True):
+            async for view in ManagerStub(channel).Watch(said_aloud(self._requests()), wait_for_ready=True):
                 if not self._take(view):
                     break
         except grpc.aio.AioRpcError as error:
             is_taken = error.code() is grpc.StatusCode.ALREADY_EXISTS
             self.refusal = NameTaken(error.details() or self._me.gateway_id) if is_taken else None
+            raise
+        except Exception:
+            self._is_lost = True  # the listener may have taken a part of it: everything is wanted once more
             raise
 
     async def _requests(self) -> AsyncIterator[pb.WatchRequest]:

@@ -29,6 +29,16 @@ class LeaderAt(NamedTuple):
     history: str = ""  # that the epoch is of; empty: nobody said
 
 
+async def said_aloud(requests: AsyncIterator[R]) -> AsyncIterator[R]:
+    """The same, and what goes wrong in making them: gRPC cancels such a call, and says nothing."""
+    try:
+        async for request in requests:
+            yield request
+    except Exception:
+        log.exception("bug", where="requests")
+        raise
+
+
 class LeaderSource(Protocol):
     def follow(self) -> AsyncIterator[LeaderAt]:
         """Whoever leads, and again whenever that is another; never ends by itself."""
@@ -103,7 +113,8 @@ class Leader:
             await asyncio.gather(acting, over, return_exceptions=True)
 
     async def attend(self, act: Act[None]) -> NoReturn:
-        """Does it with whoever leads, and with the next, and again when it ends or fails."""
+        """Does it with whoever leads, and with the next, and again when it ends or fails, in whatever way: who hears
+        of its manager no more is of no use to anybody."""
         said = ""
         while True:
             try:
@@ -115,6 +126,12 @@ class Leader:
                     said = error.details() or ""
                     log.warning("manager_away", address=self.address, error=said)
                 self._renew()
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+                log.error("bug", where="attend", error="a call was cancelled by itself: see what its requests came to")
+            except Exception:
+                log.exception("bug", where="attend")
             else:
                 said = ""
             self._source.hurry()

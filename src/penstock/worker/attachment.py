@@ -19,7 +19,7 @@ from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.wire.forms import encode_standing
 from penstock.wire.heard import Heard, Verdict
-from penstock.wire.leader import Leader
+from penstock.wire.leader import Leader, said_aloud
 from penstock.worker.machine import Machine, OnDevice
 from penstock.worker.residency.blocks import WorkInHand
 from penstock.worker.residency.residency import HeldBlock
@@ -78,7 +78,7 @@ class Attachment:
         await self._leader.attend(self._attend)
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:
-        call = manager_pb2_grpc.ManagerStub(channel).Attach(self._reports(), wait_for_ready=True)
+        call = manager_pb2_grpc.ManagerStub(channel).Attach(said_aloud(self._reports()), wait_for_ready=True)
         try:
             async for assignment in call:
                 if not self._take(assignment):

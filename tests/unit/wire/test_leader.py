@@ -209,3 +209,24 @@ async def test_a_channel_that_fails_is_opened_anew_with_new_certificates(tmp_pat
     await leader.call(load, 30.0)
     await leader.close()
     await server.stop(0)
+
+
+async def test_who_attends_goes_on_whatever_becomes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(leader_module, "MAX_RETRY_S", 0.0)
+    leader = Leader(SoleManager("127.0.0.1:1"))
+    ended, over = [RuntimeError("a bug"), asyncio.CancelledError(), None], asyncio.Event()
+
+    async def act(channel: grpc.aio.Channel) -> None:
+        if not ended:
+            over.set()
+            await asyncio.Event().wait()
+        if (error := ended.pop(0)) is not None:
+            raise error
+
+    attending = asyncio.create_task(leader.attend(act))
+    await asyncio.wait_for(over.wait(), 30)
+    attending.cancel()
+    await asyncio.wait([attending], timeout=30)
+    assert attending.cancelled()
+    await leader.close()
