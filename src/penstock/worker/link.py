@@ -23,7 +23,7 @@ from penstock.worker.recent import RecentStep, RecentSteps
 log = structlog.get_logger()
 now = time.monotonic
 HELLO_AGAIN_S = 0.5
-# By which a gateway tells them apart: a link that is made anew may be there before it hears that the last one ended.
+# By which a gateway tells them apart, of all links.
 _connections = count(1)
 STATISTICS_S = 5.0  # how often they are sent unasked, for the gateway to keep should this worker die
 
@@ -49,7 +49,8 @@ class GatewayLink:
         self._last_statistics = 0.0
         self._unanswered_hellos = 0
         self._jobs: dict[int, tuple[WorkerJob, Holder]] = {}
-        self._is_closed = False
+        self._is_parted = False  # nobody listens here
+        self.parted_at = 0.0
         self._beats = ""  # where its heart is
         self._takes_results = False
         self._socket = DealerSocket(self._on_message, identity)
@@ -95,16 +96,28 @@ class GatewayLink:
         for job in mine:
             self._forget_step(job)
 
-    def close(self, reason: str) -> None:
-        if self._is_closed:
-            return
+    def part(self, reason: str) -> None:
+        """From now on nothing is said or heard, until it comes back. Its socket stays: another one of this identity
+        could be taken for it while its last words are on their way, and then nobody would hear either."""
         self._send(pb.Frame(bye=pb.Bye(reason=reason)))
         self._abandon()
-        self._is_closed = True
+        self._is_parted, self.parted_at = True, now()
         self._owner.heart.leave(self._beats)
+        self._beats = ""
+
+    def come_back(self) -> None:
+        self._is_parted = False
+        self._last_heard = now()
+        self._begin_anew()
+
+    def close(self, reason: str) -> None:
+        if not self._is_parted:
+            self.part(reason)
         self._socket.close(linger_ms=500)
 
     def _on_message(self, message: list[Buffer]) -> None:
+        if self._is_parted:
+            return
         self._last_heard = now()
         try:
             kind, frame = frames.decode(message)
@@ -246,10 +259,16 @@ class GatewayLink:
 
     def _broke(self) -> None:
         """Jobs and answers on their way are lost: neither side can know which, so both begin anew."""
+        if self._is_parted:
+            return
         log.warning("connection_broke", gateway=self.endpoint, jobs=len(self._jobs))
+        self._abandon()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """What was on its way before this hello is lost."""
         self._connection = next(_connections)
         self._unanswered_hellos = 0  # their answers are lost, too
-        self._abandon()
         self.say_hello()
 
     def _abandon(self) -> None:
@@ -302,7 +321,7 @@ class GatewayLink:
         step.askers.clear()
 
     def _tell(self, step: RecentStep, job_id: int, attempt: int) -> None:
-        if not self._is_closed:
+        if not self._is_parted:
             self._send_now(self._encode(step.job, step.outcome or [], job_id, attempt))
 
     # --- what else the gateway says
@@ -316,7 +335,7 @@ class GatewayLink:
 
     def _on_probe(self, probe_id: int, block_id: str) -> None:
         def done(problem: str) -> None:
-            if not self._is_closed:
+            if not self._is_parted:
                 result = pb.ProbeResult(probe_id=probe_id, block_id=block_id, problem=problem)
                 self._send(pb.Frame(probe_result=result))
 
@@ -333,7 +352,7 @@ class GatewayLink:
             self.say_hello()
 
     def _return(self, job_ids: list[int]) -> None:
-        if not self._is_closed:
+        if not self._is_parted:
             self._send(pb.Frame(hand_back=pb.HandBack(job_ids=job_ids)))
 
     def _send(self, frame: pb.Frame) -> None:

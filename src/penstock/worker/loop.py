@@ -39,6 +39,7 @@ log = structlog.get_logger()
 TICK_S = 0.05
 FLUSH_S = 0.25  # counts to the shared metrics
 LOOK_S = 1.0  # at what it uses of its machine
+PARTED_S = 60.0  # what a gateway has to come back to its connection
 HEARD_S = 1.0  # what gateways get to answer the last hello
 
 
@@ -83,6 +84,7 @@ class Worker:
         self._heart = WorkerHeart(self._identity, config.data_plane.beat_s, self._keys)
         self._steps = RecentSteps()
         self._links: dict[str, GatewayLink] = {}
+        self._parted: dict[str, GatewayLink] = {}  # of gateways that are not listed any more, and may be again
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_draining = False
         self._has_settled = False  # ever
@@ -169,9 +171,14 @@ class Worker:
         if wanted == set(self._links):
             return
         for endpoint in [known for known in self._links if known not in wanted]:
-            self._links.pop(endpoint).close("no longer a gateway of this cluster")
+            self._parted[endpoint] = self._links.pop(endpoint)
+            self._parted[endpoint].part("no longer a gateway of this cluster")
         blocks = self._blocks
         for endpoint in wanted - set(self._links):
+            if (parted := self._parted.pop(endpoint, None)) is not None:
+                self._links[endpoint] = parted
+                parted.come_back()
+                continue
             owner = LinkOwner(
                 blocks.holder,
                 self._hello,
@@ -251,6 +258,8 @@ class Worker:
             devices = encode_devices(self._machine.devices(self._blocks.on_devices()))
             for link in self._links.values():
                 link.beat(self._config.data_plane.silence_s, self._machine.memory_bytes, devices)
+            for endpoint in [at for at, link in self._parted.items() if link.parted_at < time.monotonic() - PARTED_S]:
+                self._parted.pop(endpoint).close("no longer a gateway of this cluster")
             await asyncio.sleep(self._config.data_plane.beat_s)
 
     async def _look_forever(self) -> None:
@@ -286,7 +295,7 @@ class Worker:
         if self._door is not None:
             await self._door.close()
         await self._be_heard()  # or jobs would be on their way to a closed door
-        for link in self._links.values():
+        for link in (*self._links.values(), *self._parted.values()):
             link.close("the worker stops")
         self._heart.close()
         for task in list(self._tasks):

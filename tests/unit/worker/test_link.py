@@ -42,7 +42,7 @@ class Gateway(Heard):
         super().__init__()
         self.steps = RecentSteps() if steps is None else steps
         self.router = RouterSocket(lambda identity, message: self.hear(message))
-        self._endpoint = self.router.bind(at or Endpoint(f"ipc://{folder}/link.ipc"))
+        endpoint = self.router.bind(at or Endpoint(f"ipc://{folder}/link.ipc"))
         self.jobs: list[WorkerJob] = []
         self.cancelled: list[WorkerJob] = []
         self.allowed: list[tuple[WorkerJob, int]] = []
@@ -50,11 +50,8 @@ class Gateway(Heard):
         self.woken: list[str] = []
         self.faults: set[int] = set()  # jobs that it fails to take
         self.heart = WorkerHeart(b"worker", 0.05)
-        self.connect()
-
-    def connect(self) -> None:
         self.link = GatewayLink(
-            self._endpoint,
+            endpoint,
             b"worker",
             LinkOwner(
                 holder=lambda block_id: self if block_id == "blk" else None,
@@ -319,15 +316,20 @@ async def test_what_was_on_its_way_over_a_connection_that_broke_is_given_up_on_b
     gateway.close()
 
 
-async def test_a_link_that_is_made_anew_is_another_connection(tmp_path: Path) -> None:
-    """Of the same identity: the gateway may hear its hello before it hears that the last one left."""
-    gateway = Gateway(tmp_path)
-    first, _ = await gateway.get("hello")
-    gateway.link.close("no longer listed")
-    gateway.connect()
-    second, _ = await gateway.get("hello")
-    assert second.hello.connection != first.hello.connection
-    gateway.close()
+async def test_who_parted_hears_nothing_and_comes_back_over_the_same_connection(gateway: Gateway) -> None:
+    job = await gateway.send_job(1)
+    first = gateway.link._connection
+    gateway.link.part("no longer listed")
+    await gateway.get("bye")
+    assert gateway.cancelled == [job]
+    gateway.send_message(frames.encode_job(2, 1, "blk", 9.0, request_of(None)))
+    await asyncio.sleep(0.05)
+    gateway.link.come_back()
+    frame, _ = await gateway.get("hello")
+    assert frame.hello.connection != first
+    again = await gateway.send_job(3)
+    assert [each.job_id for each in gateway.jobs] == [1, 3]
+    assert again.job_id == 3
 
 
 def ordered(seq_no: int = 1, **more: Any) -> Controls:
