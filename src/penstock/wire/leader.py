@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 import grpc
 import structlog
 
-from penstock.core.errors import NotLeader, StoreUnavailable, Unavailable
+from penstock.core.errors import NotLeader, PenstockError, StoreUnavailable, Unavailable
 from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.failures import decode_failure
 
@@ -113,8 +113,8 @@ class Leader:
             await asyncio.gather(acting, over, return_exceptions=True)
 
     async def attend(self, act: Act[None]) -> NoReturn:
-        """Does it with whoever leads, and with the next, and again when it ends or fails, in whatever way: who hears
-        of its manager no more is of no use to anybody."""
+        """Does it with whoever leads, and with the next, and again when it ends or fails. What is meant for the caller
+        is raised, any other error is told: who hears of its manager no more is of no use to anybody."""
         said = ""
         while True:
             try:
@@ -130,6 +130,8 @@ class Leader:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
                 log.error("bug", where="attend", error="a call was cancelled by itself: see what its requests came to")
+            except PenstockError:
+                raise
             except Exception:
                 log.exception("bug", where="attend")
             else:
