@@ -22,6 +22,7 @@ from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRe
 from kserve.inference_client import RESTConfig
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.waiting import eventually
 from penstock.access.keys import KEY_BYTES, key_text
 from penstock.app.folders import MANAGER_SOCKET
 from penstock.client.cluster import ClusterClient
@@ -59,6 +60,12 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedServer]:
         key = make_key(server.run_folder())
         http = f"localhost:{server.http_port}"
         context = authority.context()
+
+        def is_heard_of() -> bool:
+            asked = httpx.get(f"https://{http}/v1/models", headers={"x-api-key": key}, verify=context, timeout=30)
+            return asked.status_code == 200
+
+        eventually(is_heard_of, "the gateway has heard of the key")
         yield KeyedServer(f"https://{http}", http, f"localhost:{server.grpc_port}", authority.ca, key, context)
 
 
