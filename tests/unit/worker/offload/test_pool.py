@@ -220,5 +220,6 @@ async def test_nothing_stays_behind():
     await processes.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     del prepared, pool, processes
-    gc.collect()
-    assert files(os.getpid()) <= before
+    await until(
+        lambda: gc.collect() >= 0 and files(os.getpid()) <= before
+    )  # threads that end have some a moment longer
