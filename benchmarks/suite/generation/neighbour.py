@@ -1,10 +1,11 @@
-"""What a busy model that generates costs another on the same machine, and what `genai.nice` spares it."""
+"""What a busy model that generates costs another on the same machine, and what its settings spare it."""
 
 import asyncio
 import time
 from contextlib import suppress
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 from benchmarks.repository import link_model
 from benchmarks.suite.generation.asking import Asking, ask_all, post
@@ -13,17 +14,21 @@ from penstock.experiments.processes import ServerRun
 GENERATING, NEIGHBOUR = "smollm2", "minilm"
 CALLERS, TOKENS = 8, 128
 EVERY_S = 0.05  # between two requests of the neighbour
+WAYS: dict[str, dict[str, Any]] = {
+    "gives_way": {"genai": {"nice": 19}},
+    "one_thread": {"instances": {"threads": 1}},
+    "as_shipped": {},
+}
 
 
 def neighbour_p99_ms(models: Path, folder: Path, seconds: float) -> dict[str, float]:
-    """Alone, beside the other at its best, and beside it where it gives way."""
-    found = {}
-    for name, nice in (("gives_way", 19), ("as_shipped", 0)):
+    """Alone, and beside the other, which is set up in each of these ways."""
+    found: dict[str, float] = {}
+    for name, changes in WAYS.items():
         link_model(models / NEIGHBOUR, folder / name / "models" / NEIGHBOUR)
-        at = folder / name / "models" / GENERATING
-        link_model(models / GENERATING, at, residence={"load": "eager"}, genai={"nice": nice})
+        link_model(models / GENERATING, folder / name / "models" / GENERATING, residence={"load": "eager"}, **changes)
         with ServerRun(folder / name / "models", folder / name) as server:
-            if nice:
+            if not found:
                 found["alone"] = asyncio.run(_p99_ms(server.http, seconds, is_busy=False))
             found[name] = asyncio.run(_p99_ms(server.http, seconds, is_busy=True))
     return found
