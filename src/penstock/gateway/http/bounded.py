@@ -118,11 +118,14 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """What follows a body is no header, whatever it is called."""
+        """As uvicorn's; but what follows a body is no header, whatever it is called."""
         if self._phase is Phase.BODY:
             self._trailers += 1
         else:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._phase = Phase.BODY

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -22,8 +23,9 @@ MAX_NAME = 256
 MAX_ID = 1024
 MAX_PARAMETER_CHARACTERS = 1024 * 1024
 LIMITS = Limits()  # where nobody says otherwise
-COUNTED = (("inputs", "max_tensors"), ("outputs", "max_tensors"), ("parameters", "max_parameters"))
+LISTS = (list, dict)  # as JSON has them
 NOTHING = memoryview(b"")
+MOST_KNOWN, KNOWN_BYTES = 256, 1024  # headers that are not read anew, and what each has at most
 
 
 @dataclass(slots=True)
@@ -41,8 +43,7 @@ def decode_infer(
     """The request, whose model, version and protocol the caller fills in, and how to answer it."""
     message = parse_object(header, limits)
     inputs, parameters = message.get("inputs"), message.get("parameters")
-    if parameters or "outputs" in message or (type(inputs) is list and len(inputs) > limits.max_tensors):
-        check_counts(message, limits)
+    check_counts(message, limits)
     tensors, size_bytes = decode_inputs(inputs, binary, memory)
     parameters = decode_parameters(parameters)
     form = OutputForm(_take_flag(parameters, "binary_data_output"))
@@ -54,12 +55,62 @@ def decode_infer(
     return request, form
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownHeader:
+    inputs: list[tuple[str, str, tuple[int, ...], slice]]  # name, datatype, shape, and where its bytes are
+    size_bytes: int
+    outputs: list[str]
+    parameters: dict[str, Parameter]
+    form: OutputForm
+
+
+class KnownHeaders:
+    """Clients send the same JSON before other bytes again and again: what was read once is not read anew."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._known: dict[bytes, _KnownHeader] = {}
+
+    def decode(
+        self, header: memoryview, binary: memoryview, memory: SharedMemory | None
+    ) -> tuple[InferRequest, OutputForm]:
+        if len(header) > KNOWN_BYTES:
+            return decode_infer(header, binary, memory, self._limits)
+        key = bytes(header)
+        known = self._known.get(key)
+        if known is None or known.size_bytes != len(binary):
+            request, form = decode_infer(key, binary, memory, self._limits)
+            self._remember(key, request, form, len(binary))
+            return request, form
+        tensors = [Tensor(name, datatype, shape, binary[where]) for name, datatype, shape, where in known.inputs]
+        outputs, parameters = known.outputs[:], known.parameters.copy()
+        return InferRequest("", tensors, "", "", outputs, parameters, size_bytes=known.size_bytes), known.form
+
+    def _remember(self, key: bytes, request: InferRequest, form: OutputForm, size_bytes: int) -> None:
+        """Not what has an id, which the next will not have, nor tensors that are not behind it."""
+        sizes = [len(tensor.data) for tensor in request.inputs]
+        if request.request_id or form.targets or not all(sizes) or sum(sizes) != size_bytes:
+            return
+        if len(self._known) == MOST_KNOWN:
+            self._known.clear()
+        ends = accumulate(sizes)
+        inputs = [
+            (tensor.name, tensor.datatype, tensor.shape, slice(end - size, end))
+            for tensor, size, end in zip(request.inputs, sizes, ends, strict=True)
+        ]
+        self._known[key] = _KnownHeader(inputs, size_bytes, request.outputs[:], request.parameters.copy(), form)
+
+
 def check_counts(message: Mapping[str, Any], limits: Limits) -> None:
     """Raises where a request names too many tensors or parameters."""
-    for key, setting in COUNTED:
+    for key, limit, setting in (
+        ("inputs", limits.max_tensors, "max_tensors"),
+        ("outputs", limits.max_tensors, "max_tensors"),
+        ("parameters", limits.max_parameters, "max_parameters"),
+    ):
         found = message.get(key)
-        if found and isinstance(found, list | dict) and len(found) > getattr(limits, setting):
-            raise too_many(len(found), key, setting, getattr(limits, setting))
+        if found and type(found) in LISTS and len(found) > limit:
+            raise too_many(len(found), key, setting, limit)
 
 
 def too_many(count: int, what: str, setting: str, limit: int) -> RequestTooLarge:

@@ -16,7 +16,14 @@ from penstock.gateway.http import message as http_message
 from penstock.gateway.http.attendance import serve_attended
 from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.message import JSON, OCTETS, ClientLeft, Headers, Receive, Scope, Send, read_body
-from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_raw, encode_infer, large_json_bytes
+from penstock.gateway.http.oip.codec import (
+    KnownHeaders,
+    OutputForm,
+    decode_infer,
+    decode_raw,
+    encode_infer,
+    large_json_bytes,
+)
 from penstock.gateway.large import LARGE_BYTES, LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.serving.serve import Serving
@@ -49,6 +56,7 @@ class InferEndpoint:
         self._large = large
         self._doorman = doorman
         self._memory = memory
+        self._headers = KnownHeaders(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         headers: Headers = dict(scope["headers"])
@@ -145,7 +153,7 @@ class InferEndpoint:
                 request, form = decode_raw(self._catalogue.described(model, version, principal), body)
             else:
                 view = memoryview(body)
-                request, form = decode_infer(view[:end], view[end:], memory, self._limits)
+                request, form = self._headers.decode(view[:end], view[end:], memory)
         request.model, request.version, request.protocol = model, version, "rest"
         request.principal = principal
         request.request_id = request.request_id or http_message.request_id(headers)

@@ -7,11 +7,21 @@ import numpy as np
 import pytest
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError
 from penstock.core.requests import InferRequest, InferResponse, Parameter, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_parameters, decode_raw, encode_infer
+from penstock.gateway.http.oip.codec import (
+    KNOWN_BYTES,
+    MOST_KNOWN,
+    KnownHeaders,
+    OutputForm,
+    decode_infer,
+    decode_parameters,
+    decode_raw,
+    encode_infer,
+)
 
 NOTHING = memoryview(b"")
 KNOWN = "UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BOOL, BYTES"
@@ -94,6 +104,48 @@ def test_binary_tensors_are_views_on_what_follows_the_json() -> None:
     assert data.obj is body.obj
     assert request.size_bytes == 8 + 8 + 0 + 3
     assert not form.is_binary
+
+
+def header(**changed: Any) -> bytes:
+    inputs = [behind(8), behind(3, name="n", datatype="INT8", shape=[3])]
+    outputs = [{"name": "y", "parameters": {"binary_data": True}}, {"name": "z"}]
+    message = {"inputs": inputs, "outputs": outputs, "parameters": {"p": 1, "binary_data_output": True}}
+    return json.dumps({**message, **changed}).encode()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        header(),
+        header(id="r1"),
+        header(outputs=[], parameters={}),
+        header(inputs=[behind(8), item(), behind(3, datatype="BYTES", shape=[1])]),
+        header(inputs=[behind(11, datatype="INT8", shape=[11]), behind(0, name="e", shape=[0])]),
+        header(unknown="x" * KNOWN_BYTES),
+    ],
+)
+def test_a_header_that_is_known_says_what_it_said(given: bytes) -> None:
+    known = KnownHeaders(Limits())
+    for body in (b"aaaaaaaabbb", b"ccccccccddd", b"eeeeeeeefff"):
+        found = known.decode(memoryview(given), memoryview(body), None)
+        assert found == decode_infer(given, memoryview(body))
+        found[0].parameters["added"] = found[0].request_id = "by whoever has the request"
+        found[0].outputs.append("w")
+    with pytest.raises(InvalidRequest) as refused:
+        known.decode(memoryview(given), memoryview(b"too short"), None)
+    with pytest.raises(InvalidRequest) as anew:
+        decode_infer(given, memoryview(b"too short"))
+    assert refused.value.message == anew.value.message
+
+
+def test_what_is_known_is_bounded() -> None:
+    known = KnownHeaders(Limits())
+    for number in range(3 * MOST_KNOWN):
+        known.decode(memoryview(header(number=number)), memoryview(b"aaaaaaaabbb"), None)
+        assert 0 < len(known._known) <= MOST_KNOWN
+    for number in range(3):
+        known.decode(memoryview(header(id=f"r{number}")), memoryview(b"aaaaaaaabbb"), None)
+    assert not any(b"r1" in each for each in known._known)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
