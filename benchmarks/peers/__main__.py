@@ -121,7 +121,7 @@ def _measure(
         server = turn.contender.server
         record = ceilings.perform(turn) if server == CEILING else stage.perform(turn, entrants[server])
         results.records.append(record)
-        results.figures = named_figures(summarize(results.records))
+        results.figures = {key: found.value for key, found in named_figures(summarize(results.records)).items()}
         results.processors = {name: processors() for name in results.figures}
         results.save(options.json)
         progress.end(turn, record)

@@ -1,10 +1,11 @@
-"""The figures that a run has by name: Penstock over one peer, each a ratio of medians of the same rounds."""
+"""The figures that a run has by name: Penstock over a peer, each a ratio of medians of the same rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.peers.plan import PENSTOCK, TENSOR
 from benchmarks.peers.summary import SummaryLine
+from benchmarks.peers.verdicts import ANY, P99, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,37 @@ NAMED = {
 }
 
 
-def named_figures(lines: Sequence[SummaryLine]) -> dict[str, float]:
+OPEN = "open_p99_over_peer"  # at each share of the peak; and by itself the worst of them, each over its bar
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFigure:
+    value: float
+    bar: float
+    is_ceiling: bool = False
+
+
+def named_figures(lines: Sequence[SummaryLine]) -> dict[str, NamedFigure]:
     """Of what was measured; the others are left out."""
-    return {key: value for key, ratio in NAMED.items() if (value := _ratio(lines, ratio)) is not None}
+    found = {
+        key: NamedFigure(value, ratio.bar)
+        for key, ratio in NAMED.items()
+        if (value := _ratio(lines, ratio)) is not None
+    }
+    return found | _open_figures(lines)
+
+
+def _open_figures(lines: Sequence[SummaryLine]) -> dict[str, NamedFigure]:
+    found = {
+        f"{OPEN}_{verdict.ours.load.split()[-1].rstrip('%')}": NamedFigure(
+            round(verdict.ratio, 4), verdict.bar.value, is_ceiling=True
+        )
+        for verdict in judge(lines)
+        if (verdict.ours.group, verdict.figure, verdict.scope) == ("open", P99, ANY) and verdict.bar is not None
+    }
+    if found:
+        found[OPEN] = NamedFigure(round(max(each.value / each.bar for each in found.values()), 4), 1.0, is_ceiling=True)
+    return found
 
 
 def _ratio(lines: Sequence[SummaryLine], ratio: NamedRatio) -> float | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.peers.figures import NAMED, named_figures
+from benchmarks.peers.figures import NamedFigure, named_figures
 from benchmarks.peers.plan import CEILING, GROUPS, PENSTOCK, Group
 from benchmarks.peers.results import PeerResults, Record
 from benchmarks.peers.summary import SummaryLine, absences, summarize
@@ -84,8 +84,11 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
     return note + "\n\n" + _markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _figures(figures: Mapping[str, float]) -> str:
-    rows = [[f"`{key}`", f"{value:.2f}", f"≥ {NAMED[key].bar:g}"] for key, value in figures.items()]
+def _figures(figures: Mapping[str, NamedFigure]) -> str:
+    rows = [
+        [f"`{key}`", f"{found.value:.2f}", f"{'≤' if found.is_ceiling else '≥'} {found.bar:g}"]
+        for key, found in figures.items()
+    ]
     return _markdown(("figure", "value", "bar"), rows) if rows else ""
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.peers import venvs
 from benchmarks.peers.checks import find_fault
 from benchmarks.peers.failures import InstallFailed
-from benchmarks.peers.figures import named_figures
+from benchmarks.peers.figures import NamedFigure, named_figures
 from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, Assets, Item, Launch, Setting
 from benchmarks.peers.plan import (
     BY_HAND,
@@ -259,8 +259,23 @@ def test_named_figures_are_of_what_was_measured() -> None:
     records = measured(PENSTOCK, [6.0, 9.0, 7.0], **window) + measured("triton", [8.0, 10.0, 10.0], **window)
     records += measured(PENSTOCK, [99.0], concurrency=64, **window) + measured("kserve", [99.0], **window)
     records += measured(PENSTOCK, [99.0], **(window | {"protocol": "rest"}))
-    assert named_figures(summarize(records)) == {"noop_grpc_over_triton": 0.7}
+    assert named_figures(summarize(records)) == {"noop_grpc_over_triton": NamedFigure(0.7, 0.7)}
     assert "| `noop_grpc_over_triton` | 0.70 | ≥ 0.7 |" in render(PeerResults(1.0, records, MACHINE))
+
+
+def test_what_callers_wait_at_given_rates_has_a_name() -> None:
+    records = []
+    for share, ours in (("50", 8.0), ("70", 11.0), ("90", 9.5)):
+        window: dict[str, Any] = {"group": "open", "load": f"{MIXED} at {share}%", "concurrency": 64}
+        records += measured(PENSTOCK, [50.0], p99_ms=ours, **window) + measured("kserve", [50.0], p99_ms=10.0, **window)
+    found = named_figures(summarize(records))
+    assert {key.removeprefix("open_p99_over_peer"): (each.value, each.bar) for key, each in found.items()} == {
+        "_50": (0.8, 1.0),
+        "_70": (1.1, 1.0),
+        "_90": (0.95, 0.9),
+        "": (1.1, 1.0),
+    }
+    assert "| `open_p99_over_peer_90` | 0.95 | ≤ 0.9 |" in render(PeerResults(1.0, records, MACHINE))
 
 
 def test_the_bar_is_held_against_the_best_peer() -> None:
