@@ -21,6 +21,9 @@ class BlockState(StrEnum):
     DORMANT = "dormant"  # deployed, but in no worker's memory: the first request loads it
 
 
+SERVABLE = (BlockState.READY, BlockState.DORMANT)
+
+
 class BlockRole(StrEnum):
     CHOSEN = "chosen"  # by the newest deployment of its model
     SPARE = "spare"  # stands in while what was chosen is not there, and where it does not load

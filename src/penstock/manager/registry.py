@@ -9,11 +9,9 @@ workers hold, for as long as it adopts them.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.core.blocks import BlockRole, BlockState
+from penstock.core.blocks import SERVABLE, BlockRole, BlockState
 from penstock.manager.deployed_block import DeployedBlock, Role, WorkerState
 from penstock.manager.desired import DesiredBlock
-
-SERVABLE = (BlockState.READY, BlockState.DORMANT)
 
 
 @dataclass(slots=True)

@@ -9,9 +9,8 @@ unready, unless nothing at all loads.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.core.blocks import BlockState, BlockView
+from penstock.core.blocks import SERVABLE, BlockState, BlockView
 from penstock.router.slots import BlockActivity
-from penstock.serving.resolve import SERVABLE
 
 PATIENCE = 2.0  # a block is not stuck before so many times what its slowest answer took
 PROBE_S = 2.0  # what workers get to say that a block works which seems stuck; they are asked each second

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.core.blocks import BlockDescription, BlockState, BlockView
+from penstock.core.blocks import SERVABLE, BlockDescription, BlockState, BlockView
 from penstock.core.errors import Forbidden, ModelNotReady, PenstockError, UnknownModel
 from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest
@@ -10,7 +10,6 @@ from penstock.core.routes import NameRoute
 from penstock.serving.splits import Split
 
 WITHDRAWN = "withdrawn"  # the reason of an error: nothing was run, and another version may run it
-SERVABLE = (BlockState.READY, BlockState.DORMANT)  # a dormant block is loaded by the worker that gets its request
 
 
 class Resolver:

@@ -168,7 +168,8 @@ class TuneSearch:
         simpler = sorted((each for each in near if self._burden(each) < self._burden(best)), key=self._burden)
         quickest = min(ranked, key=trials.p99_ms)
         first = [best, quickest] if trials.bound_ms is not None else [best]
-        return list(dict.fromkeys([*first, *simpler[:1], *ranked]))[:FINALISTS]
+        hopeful = [each for each in ranked if trials.gain(each) > trials.gain(best) - HOPELESS[0]]
+        return list(dict.fromkeys([*first, *simpler[:1], *hopeful]))[:FINALISTS]
 
     def _burden(self, each: Configuration) -> tuple[int, float]:
         """What is to be preferred among equals: fewer changes, then more accuracy."""

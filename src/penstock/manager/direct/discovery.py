@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from penstock.access.tokens import sign
-from penstock.core.blocks import BlockState, GatewayMember
+from penstock.core.blocks import SERVABLE, GatewayMember
 from penstock.core.cluster.addresses import parse_address
 from penstock.core.cluster.places import Owners
 from penstock.core.errors import InvalidRequest, Unauthenticated, Unavailable, UnknownModel
@@ -21,7 +21,6 @@ from penstock.manager.telling.boards import ROUTE
 from penstock.pb.v1 import access_pb2 as pb
 
 OPEN_S = 10.0  # what a worker gets to open its door
-SERVABLE = (BlockState.READY, BlockState.DORMANT)
 ROUTED = "go through a gateway"
 NO_LOAD = Load()
 

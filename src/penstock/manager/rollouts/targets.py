@@ -1,10 +1,8 @@
 """What an operator's words for a block mean: which model and version, and which block where it is deployed."""
 
-from penstock.core.blocks import BlockRole, BlockState
+from penstock.core.blocks import SERVABLE, BlockRole, BlockState
 from penstock.manager.desired import DesiredBlock
 from penstock.manager.manager import Manager
-
-SERVABLE = (BlockState.READY, BlockState.DORMANT)
 
 
 class RolloutTargets:

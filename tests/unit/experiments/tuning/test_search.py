@@ -327,6 +327,9 @@ def test_the_gpu_wins_where_it_is_faster() -> None:
         return 900.0 if candidate.device == "cuda" else speed(candidate)
 
     space = replace(SPACE, variants=(*SPEEDS, CUDA), elsewhere=elsewhere(SHIPPED, 2, has_lengths=True, under_way=32))
-    winner = tune(Machine(0, speed=faster), space=space)[0].winner
+    machine = Machine(0, speed=faster)
+    winner = tune(machine, space=space)[0].winner
     assert winner.variant == CUDA
     assert winner.max_rows == 1024
+    finalists = set(machine.rounds[-1].contenders) - {SHIPPED}
+    assert {each.variant for each in finalists} == {CUDA}, "what is far behind has no place in the finals"
