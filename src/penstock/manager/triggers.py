@@ -114,14 +114,19 @@ async def run_command(command: Sequence[str], body: bytes) -> str:
         )
     )
     try:
-        await (await asyncio.shield(starting)).communicate(body)
+        process = await asyncio.shield(starting)
+        await process.communicate(body)
     finally:
-        process = await starting  # nobody would end one that is only half started
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        with suppress(OSError, ValueError):  # why it cannot start is told above, where it is still waited for
+            await _end(await starting)  # nobody else would end one that is only half started
     return f"it ended with status {process.returncode}" if process.returncode else ""
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 async def post(url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> str:

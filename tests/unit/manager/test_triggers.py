@@ -183,9 +183,19 @@ async def test_what_waits_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_command_that_is_not_there_is_told_in_the_log(tmp_path: Path) -> None:
-    async with triggering({"command": [str(tmp_path / "nothing")], "attempts": 1}) as triggers:
+    with capture_logs() as logs:
+        async with triggering({"command": [str(tmp_path / "nothing")], "attempts": 1}) as triggers:
+            triggers.told(ROLLED_BACK)
+            await until(lambda: logs)
+    assert [line["event"] for line in logs] == ["trigger_failed"]
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_triggers_end_while_a_command_fails_to_start(tmp_path: Path, turns: int) -> None:
+    async with asyncio.timeout(10), triggering({"command": [str(tmp_path / "nothing")]}) as triggers:
         triggers.told(ROLLED_BACK)
-        await until(lambda: not triggers._triggers[0]._waiting)
+        for _ in range(turns):
+            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
