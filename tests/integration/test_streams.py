@@ -79,7 +79,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 async def stub(server: ServerProcess) -> AsyncIterator[Any]:
-    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    unbounded = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    # Else the client's library takes ahead what it thinks the network can carry: on a slow machine, hundreds of MB.
+    options = [*unbounded, ("grpc.http2.bdp_probe", 0)]
     async with grpc.aio.insecure_channel(server.grpc, options=options) as channel:
         yield GRPCInferenceServiceStub(channel)
 
