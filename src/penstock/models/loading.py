@@ -13,6 +13,7 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.signature import Signature
 from penstock.engines.base import Engine, EngineHome, RowsEngine
+from penstock.engines.huge_pages import gather
 from penstock.models.building import TaskSpec, build_engine, build_task, takes_texts
 from penstock.models.device_meter import DeviceMeter
 from penstock.models.engine_choice.candidates import EngineChoice, choose_by_features
@@ -114,6 +115,7 @@ def load_block(
     _warm_up(loaded)
     trim()
     added_bytes = family_bytes() - before_bytes[0]
+    gather()  # fills gaps of all that is loaded, which is not this model's
     signature, seen = loaded.signature, loaded.task.signature
     description = BlockDescription(
         block_id=block_id,

@@ -118,3 +118,21 @@ def test_bf16_is_what_auto_means_where_the_processor_has_it(tmp_path: Path) -> N
     signature = load(OpenVinoEngine, identity(tmp_path, "FP32"), "auto").load()
     assert signature.precision == ("bf16" if has_bf16 else "fp32")
     assert load(OpenVinoEngine, identity(tmp_path, "FP32"), "fp32").load().precision == "fp32"
+
+
+@pytest.mark.parametrize(("sizes", "instances", "has_arena"), [((4,), 2, False), ((4,), 1, True), ((1, 8, 8), 2, True)])
+def test_threads_that_share_a_session_do_not_share_memory_for_what_they_compute(
+    tmp_path: Path, sizes: tuple[int, ...], instances: int, has_arena: bool
+) -> None:
+    """Unless they compute images, of which each piece would come new from the system."""
+    value = helper.make_tensor_value_info("x", T.FLOAT, ["batch", *sizes])
+    answer = helper.make_tensor_value_info("y", T.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [answer])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    engine = OnnxEngine(EngineSpec(tmp_path / "model.onnx", "auto", 1, instances))
+    engine.load()
+    (session,) = engine._sessions
+    assert session.get_session_options().enable_cpu_mem_arena is has_arena
+    x = np.ones((2, *sizes), np.float32)
+    assert all((engine.infer(number, {"x": x}, [])[0] == x).all() for number in range(instances))

@@ -71,9 +71,23 @@ def examine_onnx(file: Path) -> Iterator[tuple[str, str]]:
 def read_tensors(file: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """The network's inputs and outputs; raises ConfigError where the file is none, or one of them is no tensor."""
     network = read_network(file).graph
+    return tuple(_spec(value, file) for value in _inputs(network)), tuple(
+        _spec(value, file) for value in network.output
+    )
+
+
+def takes_rows(file: Path) -> bool:
+    """Whether all that goes in has two dimensions at most, such as tokens or features; False where that is not told."""
+    try:
+        shapes = [value.type.tensor_type for value in _inputs(read_network(file).graph)]
+    except ConfigError:  # ONNX Runtime has a format of its own, too
+        return False
+    return all(told.HasField("shape") and len(told.shape.dim) <= 2 for told in shapes)
+
+
+def _inputs(network: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     constants = {tensor.name for tensor in network.initializer}
-    inputs = [value for value in network.input if value.name not in constants]
-    return tuple(_spec(value, file) for value in inputs), tuple(_spec(value, file) for value in network.output)
+    return [value for value in network.input if value.name not in constants]
 
 
 def _spec(value: onnx.ValueInfoProto, file: Path) -> TensorSpec:

@@ -1,0 +1,44 @@
+"""A process's memory in huge pages: weights, which each run reads whole, are then found with fewer look-ups."""
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from mmap import PAGESIZE
+from pathlib import Path
+
+import numpy as np
+
+BLOCK = 2 * 1024 * 1024
+PAGES = BLOCK // PAGESIZE
+PIECE = 512 * BLOCK  # that is looked at together: what is reserved and never written to may be very large
+LEAST_FULL = 15 / 16  # of a block that is gathered, which fills its gaps
+_COLLAPSE = 25  # MADV_COLLAPSE, of Linux 6.1 and later
+_PROCESS = Path("/proc/self")
+
+
+def gather() -> None:
+    """Takes tenths of a second for 100 MiB: not for the event loop. Where the system cannot, nothing happens."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None or PAGESIZE != 4096:
+        return
+    with suppress(OSError), (_PROCESS / "pagemap").open("rb") as pages:
+        for start, end in own_memory((_PROCESS / "maps").read_text().splitlines()):
+            for piece in range(start, end, PIECE):
+                pages.seek(piece // PAGESIZE * 8)
+                found = np.frombuffer(pages.read((min(end, piece + PIECE) - piece) // PAGESIZE * 8), np.uint64)
+                whole = found[: len(found) // PAGES * PAGES].reshape(-1, PAGES)
+                is_there = whole >> np.uint64(63)
+                for block in np.flatnonzero(is_there.mean(axis=1) >= LEAST_FULL):
+                    madvise(ctypes.c_size_t(piece + int(block) * BLOCK), ctypes.c_size_t(BLOCK), _COLLAPSE)
+
+
+def own_memory(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """What the process has for itself and may write to, from the first whole block of each piece to the last."""
+    for line in maps:
+        span, modes, _, _, _, *name = line.split(maxsplit=5)
+        if modes != "rw-p" or name not in ([], ["[heap]"]):
+            continue
+        start, end = (int(address, 16) for address in span.split("-"))
+        start, end = -(-start // BLOCK) * BLOCK, end // BLOCK * BLOCK
+        if start < end:
+            yield start, end
