@@ -24,6 +24,8 @@ TOGETHER_BYTES = 16 * 1024
 # What one such message has at most.
 MOST_BYTES = 256 * 1024
 MOST_TOGETHER = 64
+# Fewer than so many may wait for what the next turns of the loop bring: each message costs its receiver a turn, too.
+FEW = 16
 
 
 def encode(frame: pb.Frame) -> Frames:
@@ -346,10 +348,13 @@ def _put_parameters(target: Mapping[str, pb.Parameter], source: Mapping[str, Par
 class FrameOutbox:
     """What one turn of the loop has for one peer, of one kind, goes out as one message at its end."""
 
-    def __init__(self, kind: str, send: Callable[[Frames], object]) -> None:
-        """`kind`: jobs or results, which is also what that message's list is called."""
+    def __init__(self, kind: str, send: Callable[[Frames], object], patience: int = 0) -> None:
+        """`kind`: jobs or results, which is also what that message's list is called. `patience`: so many turns more a
+        few of them wait for others."""
         self._kind = kind
         self._send = send
+        self._patience = patience
+        self._turns_left = 0
         self._frame: pb.Frame | None = None
         self._list: Any = None
         self._size_bytes = 0
@@ -367,8 +372,16 @@ class FrameOutbox:
         self._frame = frame = pb.Frame()
         self._list = getattr(getattr(frame, self._kind), self._kind)
         self._size_bytes = size_bytes
-        asyncio.get_running_loop().call_soon(self.flush)
+        self._turns_left = self._patience
+        asyncio.get_running_loop().call_soon(self._end_turn)
         return self._list
+
+    def _end_turn(self) -> None:
+        if self._turns_left and 0 < len(self) < FEW:
+            self._turns_left -= 1
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """At once, for what must not overtake it."""

@@ -1,5 +1,7 @@
 """Job frames: what goes in comes out, and garbage is a WireError."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,3 +98,35 @@ def test_what_cannot_be_encoded_leaves_those_beside_it() -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(WireError):
         frames.decode([pb.Frame().SerializeToString()])
+
+
+async def test_few_wait_for_others_and_many_for_nobody() -> None:
+    sent: list[int] = []
+
+    def send(encoded: frames.Frames) -> None:
+        _, frame = frames.decode(encoded)
+        sent.append(len(frame.jobs.jobs))
+
+    def put(outbox: frames.FrameOutbox, count: int) -> None:
+        for number in range(count):
+            frames.add_job(outbox.room(0), number, 1, "blk", 1.0, InferRequest("m", []))
+
+    patient = frames.FrameOutbox("jobs", send, patience=2)
+    put(patient, 1)
+    await asyncio.sleep(0)
+    put(patient, 2)
+    await asyncio.sleep(0)
+    assert sent == []
+    await asyncio.sleep(0)
+    assert sent == [3]
+
+    put(patient, frames.FEW)
+    await asyncio.sleep(0)
+    assert sent == [3, frames.FEW]
+
+    put(frames.FrameOutbox("jobs", send), 1)
+    await asyncio.sleep(0)
+    assert sent == [3, frames.FEW, 1]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sum(sent) == 4 + frames.FEW

@@ -27,6 +27,7 @@ from penstock.wire.sockets import RouterSocket
 log = structlog.get_logger()
 now = time.monotonic
 QUERY_TIMEOUT_S = 1.0
+PATIENCE = 2  # turns of the loop that a few jobs wait for others
 
 
 class ZmqLane:
@@ -228,7 +229,7 @@ class ZmqLane:
             if self._heart is not None:
                 self._heart.silences.follow(identity)
         if hello.takes_jobs and member.jobs_out is None:
-            member.jobs_out = frames.FrameOutbox("jobs", partial(self._send_job, identity))
+            member.jobs_out = frames.FrameOutbox("jobs", partial(self._send_job, identity), PATIENCE)
         before = member.resident()
         member.blocks = blocks
         member.dormant = {offer.block_id for offer in hello.blocks if offer.is_dormant}
