@@ -25,7 +25,7 @@ class Generator(ExitStack):
         self._processes: list[_Process] = []
         try:
             for index in range(processes):
-                of_process = replace(share, first=index * APART)
+                of_process = replace(share, first=spec.first + index * APART)
                 self._processes.append(self.enter_context(_Process(of_process)))
             for process in self._processes:
                 if reason := process.answer().get("failed"):
