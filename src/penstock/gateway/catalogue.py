@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 
-from penstock.core.blocks import BlockDescription, Control
+from penstock.core.blocks import SERVABLE, BlockDescription, Control
 from penstock.core.cluster.devices import gather
 from penstock.core.error_text import for_clients
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
@@ -34,6 +34,7 @@ EXTENSIONS = (
     "system_shared_memory",
 )
 LOOK_S = 0.02
+SEEN_S = 2.0
 
 
 class Catalogue:
@@ -124,10 +125,24 @@ class Catalogue:
     async def load(self, model: str, principal: Principal) -> None:
         self._check_change(model, principal)
         await self._changes().load(model, principal.name)
+        await self._see(model, is_ready=True)
 
     async def unload(self, model: str, principal: Principal) -> None:
         self._check_change(model, principal)
         await self._changes().unload(model, principal.name)
+        await self._see(model, is_ready=False)
+
+    async def _see(self, model: str, is_ready: bool) -> None:
+        """What the manager has done shows here a moment later, and who asked for it may look at once."""
+        end = asyncio.get_running_loop().time() + SEEN_S
+        while asyncio.get_running_loop().time() < end:
+            if self._is_shown_ready(model) == is_ready:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _is_shown_ready(self, model: str) -> bool:
+        is_servable = any(view.model == model and view.state in SERVABLE for view in self.resolver.views())
+        return is_servable and self.resolver.is_ready(model)
 
     def _changes(self) -> Control:
         if self._control is None:
