@@ -61,6 +61,7 @@ def compute(rows: Mapping[str, LoadRow], ceiling: Sequence[float], only: Callabl
         found += [
             ratio("noop_p50_over_echo", p50("noop grpc c1"), p50("echo c1"), 2.0, is_ceiling=True),
             ratio("noop_rps_over_echo", rps("noop grpc c32"), rps("echo c32"), 0.45),
+            ratio("noop_rest_rps_over_echo", rps("noop rest c32"), rps("echo c32"), 0.45),
             ratio("noop_rest_rps_over_grpc", rps("noop rest c32"), rps("noop grpc c32"), 1.0),
         ]
     if only("cache"):
