@@ -1,4 +1,4 @@
-"""ZeroMQ sockets on an event loop, read by their file descriptor and drained."""
+"""Sockets between gateways and workers, on an event loop: unix sockets within a machine, ZeroMQ's between hosts."""
 
 import asyncio
 import errno
@@ -14,6 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.endpoints import TCP, Endpoint, keyed, split_key
+from penstock.wire.ipc.sockets import IPC, LocalDealer, LocalRouter
 
 # The hot path calls the compiled socket: the wrapper around it costs three times as much as the call.
 _send: Any = RawSocket.send
@@ -100,36 +101,86 @@ class _Socket:
         self._socket.close(linger_ms)
 
 
-class RouterSocket(_Socket):
+class RouterSocket:
     """The gateway's side: many workers, each known by its identity."""
 
     def __init__(self, handler: RouterHandler, max_message_bytes: int = -1) -> None:
+        self._handler = handler
+        self._max_message_bytes = max_message_bytes
+        self._socket: LocalRouter | _ZmqRouter | None = None
+
+    def bind(self, endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
+        """Returns what others connect to."""
+        if endpoint.bind.startswith(IPC):
+            self._socket = local = LocalRouter(self._handler, self._max_message_bytes)
+            return local.bind(endpoint.bind)
+        self._socket = remote = _ZmqRouter(self._handler, self._max_message_bytes)
+        return remote.bind(endpoint, keys)
+
+    def unbind(self, endpoint: str) -> None:
+        """At once; closing does it in its own time."""
+        if self._socket is not None:
+            self._socket.unbind(endpoint)
+
+    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
+        """False: nobody of that identity is connected, or it takes no more."""
+        return self._socket is not None and self._socket.send(identity, frames)
+
+    def close(self, linger_ms: int = 0) -> None:
+        if self._socket is not None:
+            self._socket.close(linger_ms)
+
+
+class DealerSocket:
+    """The worker's side: one gateway."""
+
+    def __init__(self, handler: DealerHandler, identity: bytes) -> None:
+        self._handler = handler
+        self._identity = identity
+        self._socket: LocalDealer | _ZmqDealer | None = None
+
+    def connect(
+        self, endpoint: str, on_break: Callable[[], None] = lambda: None, keys: CurveKeys | None = None
+    ) -> None:
+        """`on_break`: what was on its way between hosts, here or there, may be lost; it connects again by itself."""
+        if endpoint.startswith(IPC):  # within a machine only the end of a process breaks a connection
+            self._socket = local = LocalDealer(self._handler, self._identity)
+            local.connect(endpoint)
+        else:
+            self._socket = remote = _ZmqDealer(self._handler, self._identity)
+            remote.connect(endpoint, on_break, keys)
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        return self._socket is not None and self._socket.send(frames)
+
+    def close(self, linger_ms: int = 0) -> None:
+        if self._socket is not None:
+            self._socket.close(linger_ms)
+
+
+class _ZmqRouter(_Socket):
+    def __init__(self, handler: RouterHandler, max_message_bytes: int) -> None:
         super().__init__(zmq.ROUTER, max_message_bytes)
         self._handler = handler
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a worker whose connection broke may be back before we see that
 
-    def bind(self, endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
-        """Returns what others connect to."""
+    def bind(self, endpoint: Endpoint, keys: CurveKeys | None) -> str:
         reached = bind(self._socket, endpoint, keys)
         self._start_reading()
         return reached
 
     def unbind(self, endpoint: str) -> None:
-        """At once; closing does it in its own time."""
         self._socket.unbind(endpoint)
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
-        """False: nobody of that identity is connected, or it takes no more."""
         return self._send([identity, *frames])
 
     def _receive(self, frames: list[zmq.Frame]) -> None:
         self._handler(frames[0].bytes, [frame.buffer for frame in frames[1:]])
 
 
-class DealerSocket(_Socket):
-    """The worker's side: one gateway."""
-
+class _ZmqDealer(_Socket):
     def __init__(self, handler: DealerHandler, identity: bytes) -> None:
         super().__init__(zmq.DEALER, -1)
         self._handler = handler
@@ -138,12 +189,8 @@ class DealerSocket(_Socket):
         self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
         self._monitor: zmq.Socket[bytes] | None = None
 
-    def connect(
-        self, endpoint: str, on_break: Callable[[], None] = lambda: None, keys: CurveKeys | None = None
-    ) -> None:
-        """`on_break`: what was on its way, here or there, may be lost; it connects again by itself."""
-        if endpoint.startswith(TCP):  # within a machine only the end of a process breaks a connection
-            self._watch_breaks(on_break)
+    def connect(self, endpoint: str, on_break: Callable[[], None], keys: CurveKeys | None) -> None:
+        self._watch_breaks(on_break)
         connect(self._socket, endpoint, keys)
         self._start_reading()
 
