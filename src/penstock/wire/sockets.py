@@ -108,23 +108,24 @@ class RouterSocket:
         self._handler = handler
         self._max_message_bytes = max_message_bytes
         self._socket: LocalRouter | _ZmqRouter | None = None
+        # False: nobody of that identity is connected, or it takes no more.
+        self.send: Callable[[bytes, Sequence[Buffer]], bool] = lambda identity, frames: False
 
     def bind(self, endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
         """Returns what others connect to."""
         if endpoint.bind.startswith(IPC):
             self._socket = local = LocalRouter(self._handler, self._max_message_bytes)
-            return local.bind(endpoint.bind)
-        self._socket = remote = _ZmqRouter(self._handler, self._max_message_bytes)
-        return remote.bind(endpoint, keys)
+            reached = local.bind(endpoint.bind)
+        else:
+            self._socket = remote = _ZmqRouter(self._handler, self._max_message_bytes)
+            reached = remote.bind(endpoint, keys)
+        self.send = self._socket.send
+        return reached
 
     def unbind(self, endpoint: str) -> None:
         """At once; closing does it in its own time."""
         if self._socket is not None:
             self._socket.unbind(endpoint)
-
-    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
-        """False: nobody of that identity is connected, or it takes no more."""
-        return self._socket is not None and self._socket.send(identity, frames)
 
     def close(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
@@ -138,6 +139,7 @@ class DealerSocket:
         self._handler = handler
         self._identity = identity
         self._socket: LocalDealer | _ZmqDealer | None = None
+        self.send: Callable[[Sequence[Buffer]], bool] = lambda frames: False  # until it is told where to connect
 
     def connect(
         self, endpoint: str, on_break: Callable[[], None] = lambda: None, keys: CurveKeys | None = None
@@ -149,9 +151,7 @@ class DealerSocket:
         else:
             self._socket = remote = _ZmqDealer(self._handler, self._identity)
             remote.connect(endpoint, on_break, keys)
-
-    def send(self, frames: Sequence[Buffer]) -> bool:
-        return self._socket is not None and self._socket.send(frames)
+        self.send = self._socket.send
 
     def close(self, linger_ms: int = 0) -> None:
         if self._socket is not None:

@@ -54,9 +54,9 @@ class GatewayLink:
         self._beats = ""  # where its heart is
         self._takes_results = False
         self._socket = DealerSocket(self._on_message, identity)
-        self._results = frames.FrameOutbox("results", self._socket.send)
         self._connection = next(_connections)
         self._socket.connect(endpoint, self._broke, keys)
+        self._results = frames.FrameOutbox("results", self._socket.send)
         self.say_hello()
 
     def __len__(self) -> int:
