@@ -16,6 +16,12 @@ QUICK = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 500, "
 OBJECTS_BYTES = 80 * 1024 * 1024  # of a node's object store, which nobody uses
 
 
+def _begin(head: dict[str, Any]) -> Any:
+    from ray.cluster_utils import Cluster
+
+    return Cluster(True, head_node_args=head)
+
+
 class RayCluster:
     """Use it as a context. `nodes` has the custom resources of each; the head has none, and no CPUs."""
 
@@ -25,10 +31,12 @@ class RayCluster:
         self._folder = folder
 
     def __enter__(self) -> Self:
-        from ray.cluster_utils import Cluster
-
         common: dict[str, Any] = {"object_store_memory": OBJECTS_BYTES, "include_dashboard": False}
-        self._cluster = Cluster(True, head_node_args={"num_cpus": 0, "_system_config": QUICK, **common})
+        head = {"num_cpus": 0, "_system_config": QUICK, **common}
+        try:
+            self._cluster = _begin(head)
+        except RuntimeError:  # now and then its first process opens no port within half a minute
+            self._cluster = _begin(head)
         for resources in self._nodes:
             self._cluster.add_node(num_cpus=4, resources=dict(resources), **common)
         self._cluster.wait_for_nodes()
