@@ -10,7 +10,7 @@ import structlog
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
-from penstock.wire.ipc.stream import MOST_WAITING, Stream
+from penstock.wire.ipc.stream import MOST_WAITING, Memory, Stream
 
 IPC = "ipc://"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between two attempts to connect
@@ -27,6 +27,7 @@ class LocalRouter:
         self._max_bytes = max_message_bytes
         self._listening: socket.socket | None = None
         self._file = Path()
+        self._memory = Memory()
         self._streams: set[Stream] = set()
         self._known: dict[bytes, Stream] = {}
 
@@ -81,7 +82,7 @@ class LocalRouter:
             loop.remove_reader(self._listening.fileno())
             loop.call_later(LONGEST_PAUSE_S, self._listen)
             return
-        self._streams.add(Stream(connected, self._max_bytes, self._heard, self._ended))
+        self._streams.add(Stream(connected, self._heard, self._ended, self._memory, self._max_bytes))
 
     def _heard(self, stream: Stream, frames: list[Buffer]) -> None:
         if stream.identity is not None:
@@ -107,6 +108,7 @@ class LocalDealer:
         self._handler = handler
         self._identity = identity
         self._file = ""
+        self._memory = Memory()
         self._stream: Stream | None = None
         self._unsaid: deque[Sequence[Buffer]] = deque()
         self._pause_s = FIRST_PAUSE_S
@@ -145,7 +147,7 @@ class LocalDealer:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             return
         self._pause_s = FIRST_PAUSE_S
-        self._stream = stream = Stream(connecting, -1, self._heard, self._ended)
+        self._stream = stream = Stream(connecting, self._heard, self._ended, self._memory)
         stream.send([self._identity])
         while self._unsaid and stream.is_open:
             stream.send(self._unsaid.popleft())

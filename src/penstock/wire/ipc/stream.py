@@ -20,7 +20,7 @@ from penstock.core.tensors import Array, Buffer
 READ_BYTES = 256 * 1024  # what is larger has memory of its own
 READS_AT_ONCE = 16  # before other work gets its turn on the loop
 HELD_BYTES = 4 * 1024 * 1024  # that the system holds of what a peer has not read; it may give less
-MOST_FREE, FREE_BYTES = 4, 8 * 1024 * 1024  # memory for large messages that waits to be used again, and each at most
+FREE_BYTES = 16 * 1024 * 1024  # memory for large messages that waits to be used again
 MOST_FRAMES = 65_536
 HEADS_BYTES = 64 * 1024  # of a message, beside what a bound on it is meant for
 MOST_PARTS = 512  # that the system takes at once
@@ -74,8 +74,7 @@ class Memory:
     def take(self, size: int) -> memoryview:
         whole = self._unused(size)
         lent = whole[:size]
-        if whole.nbytes <= FREE_BYTES:  # in whichever thread the last one lets go of it
-            weakref.finalize(lent, self._give_back, whole).atexit = False
+        weakref.finalize(lent, self._give_back, whole).atexit = False  # in whichever thread lets go of it
         return lent.data
 
     def _unused(self, size: int) -> Array:
@@ -85,7 +84,7 @@ class Memory:
         return np.empty(size, np.uint8)
 
     def _give_back(self, whole: Array) -> None:
-        if len(self._free) < MOST_FREE:
+        if sum([each.nbytes for each in self._free]) + whole.nbytes <= FREE_BYTES:
             self._free.append(whole)
 
 
@@ -93,7 +92,12 @@ class Stream:
     """One connection, over which whole messages go both ways."""
 
     def __init__(
-        self, connected: socket.socket, max_message_bytes: int, handler: Handler, on_end: Callable[["Stream"], None]
+        self,
+        connected: socket.socket,
+        handler: Handler,
+        on_end: Callable[["Stream"], None],
+        memory: Memory,
+        max_message_bytes: int = -1,
     ) -> None:
         """`handler` and `on_end` are called on the event loop; a negative bound is none."""
         connected.setblocking(False)
@@ -105,7 +109,7 @@ class Stream:
         self._handler = handler
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._memory = Memory()
+        self._memory = memory
         self._small = memoryview(bytearray(READ_BYTES))
         self._into = self._small  # a message that is larger has memory of its own
         self._have = 0  # bytes there
