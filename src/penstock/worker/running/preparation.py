@@ -38,6 +38,7 @@ INLINE_ELEMENTS = 4096
 INLINE_BYTES = 1024 * 1024
 INLINE_RESULT_BYTES = 256 * 1024
 INLINE_PIECES = 64
+BRISK_AT_ONCE = 4096  # bytes of texts, in one turn of the loop
 SMALL_BYTES = 4 * INLINE_ELEMENTS  # so many cannot have more elements
 # Requests are prepared one after the other in a thread for so long, and then all are told of together.
 TOGETHER_S = 0.002
@@ -77,7 +78,7 @@ class Preparation:
         self._task = task
         self._weigh = task.weigh if isinstance(task, Weighing) else None
         self._brisk_bytes = task.brisk_bytes if isinstance(task, Brisk) else 0
-        self._had_brisk = False  # in this turn of the loop
+        self._brisk_left = BRISK_AT_ONCE  # of this turn of the loop
         self._room = room
         self._tasks = tasks
         self._prepared = calls.prepared
@@ -112,17 +113,19 @@ class Preparation:
             self._ask_for_room(job, size_bytes)
 
     def _is_brisk(self, request: TaskRequest) -> bool:
-        """Of those that come at once the first alone: threads have the others done sooner."""
-        if self._had_brisk or sum(len(tensor.data) for tensor in request.inputs) > self._brisk_bytes:
+        """Of those that come at once the first few: a thread would have to be waited for, and has more done sooner."""
+        size_bytes = sum(len(tensor.data) for tensor in request.inputs)
+        if size_bytes > self._brisk_bytes or size_bytes > self._brisk_left:
             return False
         if self._tasks is not None and self._tasks.takes(request):
             return False
-        self._had_brisk = True
-        self._loop.call_soon(self._end_turn)
+        if self._brisk_left == BRISK_AT_ONCE:
+            self._loop.call_soon(self._end_turn)
+        self._brisk_left -= size_bytes + 1
         return True
 
     def _end_turn(self) -> None:
-        self._had_brisk = False
+        self._brisk_left = BRISK_AT_ONCE
 
     def cancel(self, job: WorkerJob) -> None:
         """It is not begun where it has not been; nor does it keep its bytes while it waits."""

@@ -18,7 +18,7 @@ from penstock.tasks.base import Prepared, TaskRequest
 from penstock.worker.job import WorkerJob
 from penstock.worker.offload.peer import start_process
 from penstock.worker.offload.pool import TaskProcesses
-from penstock.worker.running.preparation import Preparation, PreparedCalls, PreparedRoom
+from penstock.worker.running.preparation import BRISK_AT_ONCE, Preparation, PreparedCalls, PreparedRoom
 from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE
 
 VECTORS = (TensorSpec("x", "FP32", (-1, 2)),)
@@ -98,7 +98,7 @@ async def test_what_is_quick_stays_on_the_loop():
         assert bed.finished.qsize() == 1
 
 
-async def test_of_short_texts_that_come_at_once_the_first_stays_on_the_loop(tmp_path):
+async def test_of_short_texts_that_come_at_once_a_few_stay_on_the_loop(tmp_path):
     Tokenizer(WordLevel({"fig": 0}, unk_token="fig")).save(str(tmp_path / "tokenizer.json"))
     tokens = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
     graph = Signature(tokens, (TensorSpec("sentence_embedding", "FP32", (-1, 4)),), "onnx", "fp32")
@@ -106,12 +106,13 @@ async def test_of_short_texts_that_come_at_once_the_first_stays_on_the_loop(tmp_
     calls = PreparedCalls(lambda job, outcome: prepared.put_nowait(job), lambda job, outcome: None)
     task = build_task(TaskSpec(tmp_path, ModelSettings(task="embed"), graph, Limits()))
     preparation = Preparation("blk", task, PreparedRoom(2**30), None, calls)
-    short = [job(number, Tensor("text", "BYTES", (1,), pack_bytes(["a fig"]))) for number in range(3)]
-    long = job(3, Tensor("text", "BYTES", (1,), pack_bytes(["a fig " * 100])))
+    short = [job(number, Tensor("text", "BYTES", (1,), pack_bytes(["a fig " * 80]))) for number in range(10)]
+    long = job(10, Tensor("text", "BYTES", (1,), pack_bytes(["a fig " * 100])))
     for each in (long, *short):
         preparation.prepare(each)
-    assert prepared.get_nowait() is short[0]
+    few = BRISK_AT_ONCE // 485  # each with its length
+    assert [prepared.get_nowait() for _ in range(few)] == short[:few]
     assert prepared.empty()
-    assert {(await prepared.get()).job_id for _ in range(3)} == {1, 2, 3}
+    assert {(await prepared.get()).job_id for _ in range(11 - few)} == set(range(few, 11))
     preparation.prepare(short[0])
     assert prepared.get_nowait() is short[0]
