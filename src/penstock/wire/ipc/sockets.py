@@ -34,7 +34,7 @@ class LocalRouter:
     def bind(self, endpoint: str) -> str:
         self._file = Path(endpoint.removeprefix(IPC))
         self._file.unlink(missing_ok=True)
-        self._listening = listening = _unix_socket()
+        listening = _unix_socket()
         try:
             listening.bind(str(self._file))
             listening.listen(BACKLOG)
@@ -43,6 +43,7 @@ class LocalRouter:
             raise ConfigError(
                 f"cannot listen on {endpoint}: {error.strerror or error}; choose another --bind"
             ) from error
+        self._listening = listening
         self._listen()
         return endpoint
 
