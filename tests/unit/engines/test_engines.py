@@ -11,6 +11,7 @@ from onnx import helper
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.tensors import NUMPY_TYPES
 from penstock.engines.base import Engine, EngineSpec
+from penstock.engines.onnx import engine as engine_module
 from penstock.engines.onnx.engine import OnnxEngine
 from penstock.engines.openvino.engine import OpenVinoEngine
 
@@ -120,11 +121,27 @@ def test_bf16_is_what_auto_means_where_the_processor_has_it(tmp_path: Path) -> N
     assert load(OpenVinoEngine, identity(tmp_path, "FP32"), "fp32").load().precision == "fp32"
 
 
-@pytest.mark.parametrize(("sizes", "instances", "has_arena"), [((4,), 2, False), ((4,), 1, True), ((1, 8, 8), 2, True)])
-def test_threads_that_share_a_session_do_not_share_memory_for_what_they_compute(
-    tmp_path: Path, sizes: tuple[int, ...], instances: int, has_arena: bool
+@pytest.mark.parametrize(
+    ("sizes", "instances", "own_bytes", "sessions", "has_arena"),
+    [
+        ((4,), 2, 10_000, 2, True),
+        ((4,), 2, 10, 1, False),
+        ((4,), 1, 10, 1, True),
+        ((1, 8, 8), 2, 10_000, 1, True),
+    ],
+)
+def test_threads_share_no_memory_for_what_they_compute(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, ...],
+    instances: int,
+    own_bytes: int,
+    sessions: int,
+    has_arena: bool,
 ) -> None:
-    """Unless they compute images, of which each piece would come new from the system."""
+    """Unless they compute images, of which each piece would come new from the system. Weights that are large in all
+    are there once."""
+    monkeypatch.setattr(engine_module, "OWN_BYTES", own_bytes)
     value = helper.make_tensor_value_info("x", T.FLOAT, ["batch", *sizes])
     answer = helper.make_tensor_value_info("y", T.FLOAT, None)
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [answer])
@@ -132,7 +149,7 @@ def test_threads_that_share_a_session_do_not_share_memory_for_what_they_compute(
     onnx.save(model, tmp_path / "model.onnx")
     engine = OnnxEngine(EngineSpec(tmp_path / "model.onnx", "auto", 1, instances))
     engine.load()
-    (session,) = engine._sessions
-    assert session.get_session_options().enable_cpu_mem_arena is has_arena
+    assert len(engine._sessions) == sessions
+    assert all(session.get_session_options().enable_cpu_mem_arena is has_arena for session in engine._sessions)
     x = np.ones((2, *sizes), np.float32)
-    assert all((engine.infer(number, {"x": x}, [])[0] == x).all() for number in range(instances))
+    assert all((engine.infer(number, {"x": x}, [])[0] == x).all() for number in range(instances + 1))

@@ -19,6 +19,7 @@ from penstock.engines.base import EngineSpec
 from penstock.engines.inputs import take_input
 from penstock.engines.onnx.binding import DeviceBinding
 from penstock.engines.onnx.network import read_precision, takes_rows
+from penstock.engines.onnx.variants import weight_files
 from penstock.engines.out_of_memory import out_of_memory
 
 _TYPES = {
@@ -35,6 +36,7 @@ PROVIDERS = {"cuda": "CUDAExecutionProvider", "mps": "CoreMLExecutionProvider", 
 # The CPU's kernel of Add and LayerNormalization in one takes several times what both take alone: a fifth of a
 # text encoder's time in INT8.
 _SLOWER_ON_CPU = ["SkipLayerNormFusion"]
+OWN_BYTES = 1024**3  # of weights in all; beyond it instances share them
 _ADVICE = {
     # Both packages have the same files: the one that was installed last is the one that runs.
     "cuda": "it needs an NVIDIA GPU with its driver, and the package onnxruntime-gpu, installed after onnxruntime: "
@@ -93,11 +95,14 @@ class OnnxEngine:
                 reason="device_missing",
             )
         missing = _preload_cuda() if kind == "cuda" else ""
-        # A session of one thread runs in its caller's, so all instances share it and its weights. So they do on a GPU.
-        count = self._spec.instances if kind == "cpu" and self._spec.threads > 1 else 1
+        has_rows = kind == "cpu" and takes_rows(self._spec.file)
+        # A session of one thread runs in its caller's, so instances can share it and its weights, as they do on a GPU.
+        # But what each has to itself stays in its core's caches: a thirtieth of a text encoder's time.
+        has_own = kind == "cpu" and (self._spec.threads > 1 or (has_rows and self._copies_bytes() <= OWN_BYTES))
+        count = self._spec.instances if has_own else 1
         providers = [CPU] if kind == "cpu" else [(provider, _provider_options(kind, index)), CPU]
         options = _session_options(self._spec.threads)
-        if kind == "cpu" and self._spec.instances > count and takes_rows(self._spec.file):
+        if has_rows and self._spec.instances > count:
             # The arena would be shared, too, and each thread would get what lies in the cache of another's core: up to
             # a tenth of a text encoder's time. What the C library hands out is a thread's own; but the large pieces
             # that images take come new from the system each time, which an arena spares.
@@ -132,6 +137,10 @@ class OnnxEngine:
                 reason="device_missing",
             )
         return sessions
+
+    def _copies_bytes(self) -> int:
+        """Of weights, where each instance has its own."""
+        return self._spec.instances * sum(file.stat().st_size for file in weight_files(self._spec.file))
 
     def warm_up(self, inputs: Mapping[str, Array]) -> None:
         for instance in range(len(self._sessions)):
