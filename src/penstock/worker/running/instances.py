@@ -1,4 +1,4 @@
-"""A block's instances: a thread each, which take batches and errands from one inbox.
+"""A block's instances: a thread each, which is handed batches and errands.
 
 Threads only compute: what becomes of a batch or an errand is handed to the event loop.
 """
@@ -7,6 +7,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,6 +45,7 @@ class Execution(Protocol):
 
 
 Errand = Callable[[int], str]  # with the instance's number; gives what is wrong, or nothing
+Work = Batch | tuple[Errand, Callable[[str], None]]
 
 
 class InstanceThreads:
@@ -54,9 +56,11 @@ class InstanceThreads:
         self._loop = asyncio.get_running_loop()
         self._execute = execute
         self._ran = ran
-        # One for all instances, so that what is handed out ahead goes to whichever is idle first. The runner puts in
-        # at most one batch more than there are instances.
-        self._inbox: queue.SimpleQueue[Batch | tuple[Errand, Callable[[str], None]] | None] = queue.SimpleQueue()
+        # Each has its own: where all wait at one, whoever takes something wakes another that finds nothing.
+        self._inboxes: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(count)]
+        self._idle = list(range(count))  # the loop's; who was busy last is first, as its core's caches know it
+        # For whichever is idle first. The runner puts in at most one batch more than there are instances.
+        self._ahead: deque[Work] = deque()
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"{name}-{number}", daemon=True)
             for number in range(count)
@@ -65,19 +69,34 @@ class InstanceThreads:
             thread.start()
 
     def run(self, batch: Batch) -> None:
-        self._inbox.put(batch)
+        self._hand_out(batch)
 
     def ask(self, errand: Errand, done: Callable[[str], None]) -> None:
         """Has an instance run the errand after what it was given before; `done` hears, on the loop, what went wrong."""
-        self._inbox.put((errand, done))
+        self._hand_out((errand, done))
+
+    def _hand_out(self, work: Work) -> None:
+        if self._idle:
+            self._inboxes[self._idle.pop()].put(work)
+        else:
+            self._ahead.append(work)
+
+    def _settled(
+        self, instance: int, is_idle: bool, callback: Callable[..., None], outcome: BatchOutcome | str
+    ) -> None:
+        if is_idle:
+            self._idle.append(instance)
+            if (work := self._take_ahead()) is not None:  # it came when the instance had already looked for it
+                self._hand_out(work)
+        callback(outcome)
 
     def close(self, then: Callable[[], None], patience_s: float | None = None) -> asyncio.Event:
         """Threads leave when they have done what they were given; `then` is called, in a thread, after the last.
 
         `patience_s`: what they get for it; None: as long as they take. The event is set after all of this.
         """
-        for _ in self._threads:
-            self._inbox.put(None)
+        for inbox in self._inboxes:
+            inbox.put(None)
         closed = asyncio.Event()
         threading.Thread(target=self._end, args=(then, patience_s, closed), name="closing", daemon=True).start()
         return closed
@@ -92,18 +111,34 @@ class InstanceThreads:
             self._tell(closed.set)
 
     def _run(self, instance: int) -> None:
-        while (work := self._inbox.get()) is not None:
-            if isinstance(work, Batch):
-                is_heard = self._tell(self._ran, self._execute(instance, work))
-            else:
-                errand, done = work
-                is_heard = self._tell(done, _problem(errand, instance))
-                del errand, done
-            del work  # it would be kept until the next comes
+        inbox = self._inboxes[instance]
+        work = inbox.get()
+        while work is not None:
+            done = self._perform(instance, work)
+            work = self._take_ahead()
+            is_heard = self._tell(self._settled, instance, work is None, *done)
+            del done  # it would be kept until the next comes
             if not is_heard:
                 return
+            if work is None:
+                work = inbox.get()
+        while (work := self._take_ahead()) is not None:  # it was given before the end
+            self._tell(*self._perform(instance, work))
 
-    def _tell(self, callback: Callable[..., None], *what: BatchOutcome | str) -> bool:
+    def _perform(self, instance: int, work: Work) -> tuple[Callable[..., None], BatchOutcome | str]:
+        """Who is to hear, and what."""
+        if isinstance(work, Batch):
+            return self._ran, self._execute(instance, work)
+        errand, done = work
+        return done, _problem(errand, instance)
+
+    def _take_ahead(self) -> Work | None:
+        try:
+            return self._ahead.popleft()
+        except IndexError:
+            return None
+
+    def _tell(self, callback: Callable[..., None], *what: object) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback, *what)
         except RuntimeError:  # the loop has closed: the process is leaving

@@ -1,0 +1,101 @@
+"""The threads of a block's instances: who is handed what, in real threads."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from penstock.worker.running.batcher import Batch, Closed
+from penstock.worker.running.instances import BatchOutcome, InstanceThreads
+
+PATIENCE_S = 10.0
+
+
+class Workshop:
+    """Batches are held up until they are let go; each one's number is how many rows it has."""
+
+    def __init__(self, count: int) -> None:
+        self.gates = [threading.Event() for _ in range(8)]
+        self.ran: list[tuple[int, int]] = []  # the batch's number and the instance's
+        self.said: list[str] = []  # of errands
+        self._heard = asyncio.Event()
+        self.threads = InstanceThreads("m", count, self._execute, self._ran)
+
+    def give(self, number: int) -> None:
+        self.threads.run(Batch([], Closed.EMPTY, number, 1, 1))
+
+    def ask(self) -> None:
+        self.threads.ask(lambda instance: "a problem", self._hear)
+
+    def let_go(self, *numbers: int) -> None:
+        for number in numbers:
+            self.gates[number].set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._heard.clear()
+                await self._heard.wait()
+
+    async def close(self) -> None:
+        self.let_go(*range(len(self.gates)))
+        await asyncio.wait_for(self.threads.close(lambda: None).wait(), PATIENCE_S)
+
+    def _execute(self, instance: int, batch: Batch) -> BatchOutcome:
+        assert self.gates[batch.rows].wait(PATIENCE_S)
+        return BatchOutcome(instance, batch, [])
+
+    def _hear(self, problem: str) -> None:
+        self.said.append(problem)
+        self._heard.set()
+
+    def _ran(self, outcome: BatchOutcome) -> None:
+        self.ran.append((outcome.batch.rows, outcome.instance))
+        self._heard.set()
+
+
+async def test_one_ahead_goes_to_whoever_is_done_first() -> None:
+    shop = Workshop(2)
+    for number in (0, 1, 2):
+        shop.give(number)
+    shop.let_go(1, 2)
+    await shop.until(lambda: len(shop.ran) == 2)
+    assert [number for number, _ in shop.ran] == [1, 2]
+    assert shop.ran[0][1] == shop.ran[1][1]
+    shop.let_go(0)
+    await shop.until(lambda: len(shop.ran) == 3)
+    assert shop.ran[2][1] != shop.ran[0][1]
+    await shop.close()
+
+
+async def test_who_was_busy_last_is_first() -> None:
+    shop = Workshop(3)
+    shop.let_go(*range(8))
+    for number in range(8):
+        shop.give(number)
+        await shop.until(lambda: len(shop.ran) == number + 1)  # noqa: B023 - it has come true before the next
+    assert len({instance for _, instance in shop.ran}) == 1
+    await shop.close()
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_what_was_given_is_done_before_the_end(is_busy: bool) -> None:
+    shop = Workshop(2)
+    for number in range(2 if is_busy else 0):
+        shop.give(number)
+    shop.ask()
+    await shop.close()
+    assert shop.said == ["a problem"]
+    assert len(shop.ran) == (2 if is_busy else 0)
+
+
+async def test_many_errands_are_all_done_whenever_threads_look() -> None:
+    """Given from the loop, each at another moment of what the threads do."""
+    shop = Workshop(2)
+    for number in range(2000):
+        shop.ask()
+        if number % 3 == 0:
+            await asyncio.sleep(0)
+    await shop.until(lambda: len(shop.said) == 2000)
+    await shop.close()
