@@ -115,6 +115,7 @@ class WorkerSettings(Section):
     task_workers: Annotated[int, Field(ge=0, le=64)] = 0  # of the server, for models with placement: worker
     engine_cache_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024 * 1024  # of engines that TensorRT built
     engine_trial_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # of a model with engine: auto, once; 0: no trial
+    own_cores: bool = True  # each busy instance on the processor has a core to itself, where a server has one worker
     direct_port: Port | None = 0  # for clients, opened when one asks for it; 0: any that is free; None: no door
 
     def task_process_count(self, workers: int) -> int:

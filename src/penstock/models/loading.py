@@ -71,6 +71,12 @@ class LoadedBlock(LoadedModel):
     size_bytes: int = 0  # what it added to the worker's memory, at least its files' size
     device_bytes: int = 0  # what it took of its GPU's memory, where somebody can tell
 
+    @property
+    def computes_in_callers(self) -> bool:
+        """Whether who calls the engine computes, and not a thread of the engine's or a device."""
+        settings = self.settings
+        return settings.engine == "onnx" and settings.instances.threads == 1 and self.description.device == "cpu"
+
 
 def load_model(model: ModelFile, instances: int = 1, home: EngineHome | None = None) -> LoadedModel:
     """By its main file alone, without a second network beside it; raises ConfigError with what is wrong."""

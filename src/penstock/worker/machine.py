@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -17,6 +18,22 @@ from penstock.telemetry.devices import GpuReading, Gpus
 from penstock.telemetry.machine import installed_version
 from penstock.wire.forms import encode_devices
 from penstock.wire.sockets import host_identity
+
+PROCESSORS = Path("/sys/devices/system/cpu")
+
+
+def find_siblings(folder: Path = PROCESSORS) -> dict[int, frozenset[int]]:
+    """The processors that this process may use, and for each those that share its core."""
+    return {number: _siblings(folder / f"cpu{number}", number) for number in sorted(os.sched_getaffinity(0))}
+
+
+def _siblings(folder: Path, number: int) -> frozenset[int]:
+    try:
+        told = (folder / "topology" / "thread_siblings_list").read_text()
+        ranges = [part.partition("-") for part in told.strip().split(",")]
+        return frozenset(one for low, _, high in ranges for one in range(int(low), int(high or low) + 1))
+    except (OSError, ValueError):  # not every system tells
+        return frozenset((number,))
 
 
 class OnDevice(NamedTuple):

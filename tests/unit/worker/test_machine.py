@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.config import WorkerSettings
 from penstock.telemetry.devices import Gpus
 from penstock.wire.forms import decode_devices
-from penstock.worker.machine import Machine, OnDevice
+from penstock.worker.machine import Machine, OnDevice, find_siblings
 from tests.nvml import GIB, FakeGpu, FakeNvml
 
 
@@ -61,3 +62,17 @@ def test_each_gpu_is_told_with_what_the_worker_and_its_blocks_have_of_it() -> No
     second.is_lost = True
     machine.look()
     assert [device.uuid for device in machine.devices(())] == ["GPU-0"]
+
+
+@pytest.mark.parametrize(
+    ("told", "siblings"),
+    [("0-1\n", {0, 1}), ("0,64\n", {0, 64}), ("0-1,64-65", {0, 1, 64, 65}), ("", {0}), (None, {0})],
+)
+def test_processors_that_share_a_core_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, siblings: set[int]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    if told is not None:
+        (tmp_path / "cpu0/topology").mkdir(parents=True)
+        (tmp_path / "cpu0/topology/thread_siblings_list").write_text(told)
+    assert find_siblings(tmp_path) == {0: siblings}

@@ -26,7 +26,7 @@ from penstock.telemetry.devices import Gpus
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob
-from penstock.worker.machine import OnDevice
+from penstock.worker.machine import OnDevice, find_siblings
 from penstock.worker.offload.pool import TaskPlacement, TaskPool
 from penstock.worker.residency import steps
 from penstock.worker.residency.claims import DeviceClaims
@@ -35,6 +35,7 @@ from penstock.worker.residency.residency import HeldBlock, Residency
 from penstock.worker.residency.resident import Resident, make_runner
 from penstock.worker.residency.steps import Action, Assigned, Why
 from penstock.worker.residency.survey import survey
+from penstock.worker.running.cores import Cores
 from penstock.worker.running.preparation import PreparedRoom
 from penstock.worker.running.runner import WorkerTools
 
@@ -86,7 +87,9 @@ class Blocks:
         self._holders: dict[str, Holder] = {}  # of both: where a block's jobs go
         self._described: dict[str, BlockDescription] = {}  # out of memory: as it was in it, or as its folder says
         self._past: dict[str, BlockStatistics] = {}  # what runners that are gone have counted
-        self._tools = WorkerTools(PreparedRoom(config.limits.max_prepared_bytes), metrics, traces)
+        # Several workers would choose the same cores, not knowing of each other.
+        cores = Cores(find_siblings()) if config.worker.own_cores and config.workers == 1 else None
+        self._tools = WorkerTools(PreparedRoom(config.limits.max_prepared_bytes), metrics, traces, cores)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._placement = TaskPlacement(config.worker.task_process_count(config.workers), task_workers)
         self._gpus = gpus or Gpus()

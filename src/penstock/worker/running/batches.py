@@ -103,8 +103,7 @@ class BatchRunner(QueueRunner):
         return size_bytes <= INLINE_BYTES
 
     def _note_wait(self, outcome: BatchOutcome) -> None:
-        took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
-        self._waited = self._waited + 1 if took_ns - outcome.cpu_ns > self._inline_ns else 0
+        self._waited = self._waited + 1 if outcome.took_ns - outcome.cpu_ns > self._inline_ns else 0
         if self._waited == WAITED:
             self._waited = 0
             self._inline_from = self.statistics.execution_count + LEFT_FOR

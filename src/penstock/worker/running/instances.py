@@ -4,6 +4,7 @@ Threads only compute: what becomes of a batch or an errand is handed to the even
 """
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Protocol
 from penstock.core.errors import EngineFailed, PenstockError, message_of, without_trace
 from penstock.core.tensors import Array
 from penstock.worker.running.batcher import Batch
+from penstock.worker.running.cores import Cores
 
 
 @dataclass(slots=True)
@@ -30,6 +32,10 @@ class BatchOutcome:
     output_ns: int = 0
     cpu_ns: int = 0  # of the thread that ran it: waiting for the interpreter, or for a core, is not in it
     ended: str = ""  # the session that it ended; empty: none
+
+    @property
+    def took_ns(self) -> int:
+        return self.input_ns + self.infer_ns + self.output_ns
 
 
 class Execution(Protocol):
@@ -50,14 +56,24 @@ Work = Batch | tuple[Errand, Callable[[str], None]]
 
 class InstanceThreads:
     def __init__(
-        self, name: str, count: int, execute: Callable[[int, Batch], BatchOutcome], ran: Callable[[BatchOutcome], None]
+        self,
+        name: str,
+        count: int,
+        execute: Callable[[int, Batch], BatchOutcome],
+        ran: Callable[[BatchOutcome], None],
+        cores: Cores | None = None,
     ) -> None:
-        """`execute` is called in a thread and never raises; `ran` on the event loop."""
+        """`execute` is called in a thread and never raises; `ran` on the event loop.
+
+        `cores` are of all who compute in the threads of their instances; None: these do not.
+        """
         self._loop = asyncio.get_running_loop()
         self._execute = execute
         self._ran = ran
         # Each has its own: where all wait at one, whoever takes something wakes another that finds nothing.
         self._inboxes: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(count)]
+        self._cores = cores
+        self._core_of: list[int | None] = [None] * count  # set by the loop while the instance is idle
         self._idle = list(range(count))  # the loop's; who was busy last is first, as its core's caches know it
         # For whichever is idle first. The runner puts in at most one batch more than there are instances.
         self._ahead: deque[Work] = deque()
@@ -77,13 +93,21 @@ class InstanceThreads:
 
     def _hand_out(self, work: Work) -> None:
         if self._idle:
-            self._inboxes[self._idle.pop()].put(work)
+            instance = self._idle.pop()
+            if self._cores is not None:
+                self._core_of[instance] = self._cores.take()
+            self._inboxes[instance].put(work)
         else:
             self._ahead.append(work)
 
     def _settled(
         self, instance: int, is_idle: bool, callback: Callable[..., None], outcome: BatchOutcome | str
     ) -> None:
+        if self._cores is not None and (core := self._core_of[instance]) is not None:
+            if isinstance(outcome, BatchOutcome):
+                self._cores.note(outcome.took_ns, outcome.cpu_ns)
+            if is_idle:
+                self._cores.give_back(core)
         if is_idle:
             self._idle.append(instance)
             if (work := self._take_ahead()) is not None:  # it came when the instance had already looked for it
@@ -112,8 +136,11 @@ class InstanceThreads:
 
     def _run(self, instance: int) -> None:
         inbox = self._inboxes[instance]
+        kept: int | None = None
         work = inbox.get()
         while work is not None:
+            if (core := self._core_of[instance]) != kept:
+                kept = _keep_to(core)
             done = self._perform(instance, work)
             work = self._take_ahead()
             is_heard = self._tell(self._settled, instance, work is None, *done)
@@ -144,6 +171,19 @@ class InstanceThreads:
         except RuntimeError:  # the loop has closed: the process is leaving
             return False
         return True
+
+
+def _keep_to(core: int | None) -> int | None:
+    """The calling thread runs there alone; None: wherever its process may, as it does where the core was taken away."""
+    if core is not None:
+        try:
+            os.sched_setaffinity(0, {core})
+        except OSError:
+            pass
+        else:
+            return core
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
+    return None
 
 
 def _problem(errand: Errand, instance: int) -> str:

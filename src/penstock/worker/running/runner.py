@@ -21,6 +21,7 @@ from penstock.worker.job import WorkerJob
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.batcher import Batch, Batcher, QueuedPiece
+from penstock.worker.running.cores import Cores
 from penstock.worker.running.counts import BlockCounts
 from penstock.worker.running.instances import BatchOutcome, Execution, InstanceThreads
 from penstock.worker.running.preparation import Preparation, PreparedCalls, PreparedRoom
@@ -40,6 +41,7 @@ class WorkerTools:
     room: PreparedRoom  # for what is prepared
     metrics: WorkerMetrics
     traces: Traces
+    cores: Cores | None = None  # None: instances run wherever there is room
 
 
 class BlockRunner:
@@ -62,7 +64,8 @@ class BlockRunner:
         self._tasks = tasks
         calls = PreparedCalls(self._prepared, self._end)
         self._preparation = Preparation(description.block_id, loaded.task, tools.room, tasks, calls)
-        self._instances = InstanceThreads(description.model, instances, execution.run, self._ran)
+        cores = tools.cores if loaded.computes_in_callers else None
+        self._instances = InstanceThreads(description.model, instances, execution.run, self._ran, cores)
         self._jobs: dict[WorkerJob, None] = {}
         self._probes: deque[Callable[[str], None]] = deque(maxlen=MAX_PROBES)
         self._drained = asyncio.Event()

@@ -1,12 +1,14 @@
 """The threads of a block's instances: who is handed what, in real threads."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from penstock.worker.running.batcher import Batch, Closed
+from penstock.worker.running.cores import Cores
 from penstock.worker.running.instances import BatchOutcome, InstanceThreads
 
 PATIENCE_S = 10.0
@@ -15,12 +17,13 @@ PATIENCE_S = 10.0
 class Workshop:
     """Batches are held up until they are let go; each one's number is how many rows it has."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, cores: Cores | None = None) -> None:
         self.gates = [threading.Event() for _ in range(8)]
         self.ran: list[tuple[int, int]] = []  # the batch's number and the instance's
         self.said: list[str] = []  # of errands
         self._heard = asyncio.Event()
-        self.threads = InstanceThreads("m", count, self._execute, self._ran)
+        self.threads = InstanceThreads("m", count, self._execute, self._ran, cores)
+        self.ran_on: dict[int, set[int]] = {}  # by the batch's number
 
     def give(self, number: int) -> None:
         self.threads.run(Batch([], Closed.EMPTY, number, 1, 1))
@@ -43,6 +46,7 @@ class Workshop:
         await asyncio.wait_for(self.threads.close(lambda: None).wait(), PATIENCE_S)
 
     def _execute(self, instance: int, batch: Batch) -> BatchOutcome:
+        self.ran_on[batch.rows] = os.sched_getaffinity(0)
         assert self.gates[batch.rows].wait(PATIENCE_S)
         return BatchOutcome(instance, batch, [])
 
@@ -98,4 +102,39 @@ async def test_many_errands_are_all_done_whenever_threads_look() -> None:
         if number % 3 == 0:
             await asyncio.sleep(0)
     await shop.until(lambda: len(shop.said) == 2000)
+    await shop.close()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+async def test_each_busy_instance_has_a_core_of_its_own_while_there_are_enough() -> None:
+    everywhere = os.sched_getaffinity(0)
+    first, second = sorted(everywhere)[:2]
+    cores = Cores({number: {number} for number in (first, second)})
+    shop, neighbour = Workshop(2, cores), Workshop(1, cores)
+    for number in (0, 1, 2):
+        shop.give(number)
+    neighbour.let_go(0)
+    neighbour.give(0)
+    await neighbour.until(lambda: len(neighbour.ran) == 1)
+    assert neighbour.ran_on[0] == everywhere, "all cores are taken"
+    shop.let_go(0, 2)
+    await shop.until(lambda: len(shop.ran) == 2)
+    assert [shop.ran_on[number] for number in (0, 1, 2)] == [{first}, {second}, {first}]
+    neighbour.let_go(1)
+    neighbour.give(1)
+    await neighbour.until(lambda: len(neighbour.ran) == 2)
+    assert neighbour.ran_on[1] == {first}, "it was given back"
+    await shop.close()
+    await neighbour.close()
+    assert os.sched_getaffinity(0) == everywhere
+
+
+async def test_a_core_that_was_taken_away_fails_nobody() -> None:
+    everywhere = os.sched_getaffinity(0)
+    shop = Workshop(1, Cores({number: {number} for number in (1022, 1023)}))
+    shop.let_go(0, 1)
+    for number in (0, 1):
+        shop.give(number)
+    await shop.until(lambda: len(shop.ran) == 2)
+    assert shop.ran_on == {0: everywhere, 1: everywhere}
     await shop.close()

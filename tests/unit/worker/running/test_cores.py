@@ -1,0 +1,48 @@
+"""Which core a busy instance keeps to."""
+
+from penstock.worker.running.cores import LEFT_FOR, Cores
+
+TWO = {0: {0}, 1: {1}}
+
+
+def test_each_has_its_own_while_there_are_enough() -> None:
+    cores = Cores(TWO)
+    assert [cores.take() for _ in range(3)] == [0, 1, None]
+    cores.give_back(1)
+    assert [cores.take() for _ in range(2)] == [1, None]
+
+
+def test_who_was_busy_last_finds_its_own_again() -> None:
+    cores = Cores({number: {number} for number in range(4)})
+    taken = [cores.take() for _ in range(4)]
+    assert taken == [0, 1, 2, 3]
+    for number in (2, 0, 3, 1):
+        cores.give_back(number)
+    assert [cores.take() for _ in range(4)] == [1, 3, 0, 2]
+
+
+def test_one_core_is_nobodys() -> None:
+    assert Cores({5: {5}}).take() is None
+
+
+def test_whole_cores_are_taken_before_halves() -> None:
+    cores = Cores({0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}})
+    assert [cores.take() for _ in range(5)] == [0, 2, 1, 3, None]
+    for number in (1, 3, 0):
+        cores.give_back(number)
+    assert [cores.take() for _ in range(2)] == [0, 3]
+
+
+def test_where_others_compute_too_all_are_left_to_the_system_for_a_while() -> None:
+    cores = Cores(TWO)
+    for _ in range(200):
+        cores.note(1000, 850)
+    assert cores.take() == 0
+    noted = 0
+    while cores.take() is not None:
+        cores.give_back(1)
+        cores.note(1000, 500)
+        noted += 1
+    assert 4 < noted < 40, "a few slow batches are no reason, many are"
+    assert [cores.take() for _ in range(LEFT_FOR - 1)] == [None] * (LEFT_FOR - 1)
+    assert cores.take() == 1
