@@ -77,6 +77,7 @@ class InstanceThreads:
         self._idle = list(range(count))  # the loop's; who was busy last is first, as its core's caches know it
         # For whichever is idle first. The runner puts in at most one batch more than there are instances.
         self._ahead: deque[Work] = deque()
+        self._is_closing = False  # whoever leaves last does what is left
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"{name}-{number}", daemon=True)
             for number in range(count)
@@ -110,7 +111,8 @@ class InstanceThreads:
                 self._cores.give_back(core)
         if is_idle:
             self._idle.append(instance)
-            if (work := self._take_ahead()) is not None:  # it came when the instance had already looked for it
+            # It came when the instance had already looked for it.
+            if not self._is_closing and (work := self._take_ahead()) is not None:
                 self._hand_out(work)
         callback(outcome)
 
@@ -119,6 +121,7 @@ class InstanceThreads:
 
         `patience_s`: what they get for it; None: as long as they take. The event is set after all of this.
         """
+        self._is_closing = True
         for inbox in self._inboxes:
             inbox.put(None)
         closed = asyncio.Event()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -103,6 +104,25 @@ async def test_many_errands_are_all_done_whenever_threads_look() -> None:
             await asyncio.sleep(0)
     await shop.until(lambda: len(shop.said) == 2000)
     await shop.close()
+
+
+async def test_what_came_just_before_the_end_is_done_and_its_core_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = Cores({number: {number} for number in (1022, 1023)})
+    shop = Workshop(1, cores)
+    look = shop.threads._take_ahead
+
+    def look_late() -> object:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.02)
+        return look()
+
+    shop.ask()
+    time.sleep(0.05)  # noqa: ASYNC251 - it is done, and the loop has not heard of it
+    monkeypatch.setattr(shop.threads, "_take_ahead", look_late)
+    shop.ask()
+    await shop.close()
+    await shop.until(lambda: len(shop.said) == 2)
+    assert {cores.take(), cores.take()} == {1022, 1023}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
