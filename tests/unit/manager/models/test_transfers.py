@@ -79,7 +79,8 @@ async def test_who_takes_nothing_of_a_download_is_left(tmp_path: Path) -> None:
         async with bed.client() as client:
             await client.push(manifest_of(files), write_files(tmp_path / "m", files))
         held = str(tmp_path / "data" / "objects")
-        async with grpc.aio.insecure_channel(bed.address) as channel:
+        # Else the client's library takes ahead what it thinks the network can carry: on a slow machine, all of it.
+        async with grpc.aio.insecure_channel(bed.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
             call = registry_pb2_grpc.ModelRegistryStub(channel).Download(pb.DownloadRequest(sha256=sha256))
             assert len((await call.read()).data)
             await until(lambda: not any(file.path.startswith(held) for file in psutil.Process().open_files()))
