@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -177,15 +178,14 @@ class InstanceThreads:
 
 
 def _keep_to(core: int | None) -> int | None:
-    """The calling thread runs there alone; None: wherever its process may, as it does where the core was taken away."""
+    """The calling thread runs there alone; None: wherever its process may. So it does where the core was taken away, or
+    where threads may not be bound."""
     if core is not None:
-        try:
+        with suppress(OSError):
             os.sched_setaffinity(0, {core})
-        except OSError:
-            pass
-        else:
             return core
-    os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
+    with suppress(OSError):
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
     return None
 
 

@@ -158,3 +158,16 @@ async def test_a_core_that_was_taken_away_fails_nobody() -> None:
     await shop.until(lambda: len(shop.ran) == 2)
     assert shop.ran_on == {0: everywhere, 1: everywhere}
     await shop.close()
+
+
+async def test_where_threads_may_not_be_bound_they_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, mask: object) -> None:
+        raise PermissionError("not in this sandbox")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    shop = Workshop(1, Cores({0: {0}, 1: {1}}))
+    shop.let_go(0, 1)
+    for number in (0, 1):
+        shop.give(number)
+    await shop.until(lambda: len(shop.ran) == 2)
+    await shop.close()
