@@ -25,7 +25,7 @@ TOGETHER_BYTES = 16 * 1024
 MOST_BYTES = 256 * 1024
 MOST_TOGETHER = 64
 # Fewer than so many may wait for what the next turns of the loop bring: each message costs its receiver a turn, too.
-FEW = 16
+FEW = 12
 
 
 def encode(frame: pb.Frame) -> Frames:
@@ -362,11 +362,11 @@ class FrameOutbox:
     def __len__(self) -> int:
         return 0 if self._frame is None else len(self._list)
 
-    def room(self, size_bytes: int) -> Any:
-        """The list to add one to. What is full goes out first."""
+    def room(self, size_bytes: int, most: int = MOST_TOGETHER) -> Any:
+        """The list to add one to. What is full, or has as many as `most`, goes out first."""
         if self._frame is not None:
             self._size_bytes += size_bytes
-            if self._size_bytes <= MOST_BYTES and len(self._list) < MOST_TOGETHER:
+            if self._size_bytes <= MOST_BYTES and len(self._list) < most:
                 return self._list
             self.flush()
         self._frame = frame = pb.Frame()

@@ -28,6 +28,9 @@ log = structlog.get_logger()
 now = time.monotonic
 QUERY_TIMEOUT_S = 1.0
 PATIENCE = 2  # turns of the loop that a few jobs wait for others
+# With so many a worker may begin while this loop reads the next. Over REST alone: elsewhere calls share a connection,
+# and answers that come together are one write, which wakes the client once.
+ENOUGH = frames.FEW
 
 
 class ZmqLane:
@@ -76,7 +79,8 @@ class ZmqLane:
         if outbox is None or (size_bytes := frames.size_of(request.inputs)) > frames.TOGETHER_BYTES:
             self._send_job(worker, frames.encode_job(*told, job.answers_ahead))
         else:
-            frames.add_job(outbox.room(size_bytes), *told, job.answers_ahead)
+            most = ENOUGH if request.protocol == "rest" else frames.MOST_TOGETHER
+            frames.add_job(outbox.room(size_bytes, most), *told, job.answers_ahead)
 
     def cancel(self, worker: bytes, job_id: int) -> None:
         self._say(worker, pb.Frame(cancel=pb.Cancel(job_ids=[job_id])))

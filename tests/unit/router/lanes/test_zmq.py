@@ -16,6 +16,7 @@ from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.members import ELSEWHERE, SAME_HOST, SAME_ZONE
+from penstock.router.lanes.zmq import ENOUGH
 from penstock.wire import frames
 from penstock.wire.beats import WorkerHeart
 from penstock.wire.forms import encode_devices, encode_statistics
@@ -80,6 +81,19 @@ async def test_jobs_of_one_turn_go_together_to_a_worker_that_takes_them(bed: Bed
         worker.answer(job)
     assert len({id(await asked) for asked in (*answers, large, after)}) == 5
     assert len(jobs) == 5
+
+
+@pytest.mark.parametrize(("protocol", "first"), [("rest", ENOUGH), ("grpc", 2 * ENOUGH)])
+async def test_a_worker_may_begin_where_answers_need_not_come_together(bed: Bed, protocol: str, first: int) -> None:
+    worker = await bed.worker("a", offer(block(), 99), takes_jobs=True)
+    asked = [bed.ask(asked=InferRequest("m", [], protocol=protocol)) for _ in range(2 * ENOUGH)]
+    jobs = list((await worker.get("jobs"))[0].jobs.jobs)
+    assert len(jobs) == first
+    while len(jobs) < len(asked):
+        jobs += (await worker.get("jobs"))[0].jobs.jobs
+    for job in jobs:
+        worker.answer(job)
+    assert len({id(await each) for each in asked}) == len(asked)
 
 
 async def test_a_caller_that_leaves_in_the_same_turn_cancels_behind_its_job(bed: Bed) -> None:
