@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 ENOUGH = 0.7  # of a core, on average of the latest batches; a server's own loops take up to a fifth
 NEWEST = 1 / 16  # of that average
-LEFT_FOR = 1000  # batches
+LEFT_FOR = 1000  # times that an instance becomes busy
 
 
 class Cores:
@@ -21,6 +21,11 @@ class Cores:
         self._busy: set[int] = set()
         self._had = 1.0
         self._left = 0
+
+    @property
+    def are_left(self) -> bool:
+        """Whether instances are to run wherever there is room."""
+        return self._left > 0
 
     def take(self) -> int | None:
         """None: wherever there is room."""
@@ -40,7 +45,8 @@ class Cores:
         self._free.append(number)
 
     def note(self, took_ns: int, cpu_ns: int) -> None:
-        """Of a batch on a core that was taken for it: how long it took, and what of that it had the core."""
+        """Of a batch on a core that was taken for it: how long it took since its instance was woken, and what of that
+        it had the core."""
         self._had += (min(1.0, cpu_ns / max(1, took_ns)) - self._had) * NEWEST
         if self._had < ENOUGH:
             self._had, self._left = 1.0, LEFT_FOR

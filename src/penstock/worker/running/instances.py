@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from penstock.core.errors import EngineFailed, PenstockError, message_of, without_trace
@@ -74,7 +75,8 @@ class InstanceThreads:
         # Each has its own: where all wait at one, whoever takes something wakes another that finds nothing.
         self._inboxes: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(count)]
         self._cores = cores
-        self._core_of: list[int | None] = [None] * count  # set by the loop while the instance is idle
+        self._core_of: list[int | None] = [None] * count  # set by the loop; the instance looks before each batch
+        self._woken_at = [inf] * count  # of the monotonic clock; inf: it was busy when it took what it runs
         self._idle = list(range(count))  # the loop's; who was busy last is first, as its core's caches know it
         # For whichever is idle first. The runner puts in at most one batch more than there are instances.
         self._ahead: deque[Work] = deque()
@@ -98,6 +100,7 @@ class InstanceThreads:
             instance = self._idle.pop()
             if self._cores is not None:
                 self._core_of[instance] = self._cores.take()
+                self._woken_at[instance] = time.monotonic()
             self._inboxes[instance].put(work)
         else:
             self._ahead.append(work)
@@ -107,9 +110,12 @@ class InstanceThreads:
     ) -> None:
         if self._cores is not None and (core := self._core_of[instance]) is not None:
             if isinstance(outcome, BatchOutcome):
-                self._cores.note(outcome.took_ns, outcome.cpu_ns)
-            if is_idle:
+                waited_s = max(0.0, outcome.started - self._woken_at[instance])
+                self._woken_at[instance] = inf
+                self._cores.note(int(waited_s * 1e9) + outcome.took_ns, outcome.cpu_ns)
+            if is_idle or self._cores.are_left:
                 self._cores.give_back(core)
+                self._core_of[instance] = None
         if is_idle:
             self._idle.append(instance)
             # It came when the instance had already looked for it.

@@ -149,6 +149,25 @@ async def test_each_busy_instance_has_a_core_of_its_own_while_there_are_enough()
     assert os.sched_getaffinity(0) == everywhere
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+async def test_one_that_is_never_idle_leaves_its_core_where_others_compute_there() -> None:
+    everywhere = os.sched_getaffinity(0)
+    first, second = sorted(everywhere)[:2]
+    cores = Cores({number: {number} for number in (first, second)})
+    shop = Workshop(1, cores)
+    for number in (0, 1):
+        shop.give(number)
+    for _ in range(100):
+        cores.note(1000, 100)
+    shop.let_go(0)
+    await shop.until(lambda: len(shop.ran) == 1)
+    shop.give(2)
+    shop.let_go(1, 2)
+    await shop.until(lambda: len(shop.ran) == 3)
+    assert (shop.ran_on[0], shop.ran_on[2]) == ({first}, everywhere)
+    await shop.close()
+
+
 async def test_a_core_that_was_taken_away_fails_nobody() -> None:
     everywhere = os.sched_getaffinity(0)
     shop = Workshop(1, Cores({number: {number} for number in (1022, 1023)}))
