@@ -1,6 +1,5 @@
 """The configuration: one frozen tree from file, environment and flags. Nobody else reads the environment."""
 
-import os
 import re
 from pathlib import Path
 from socket import gethostname
@@ -118,11 +117,11 @@ class WorkerSettings(Section):
     own_cores: bool = True  # each busy instance on the processor has a core to itself, where a server has one worker
     direct_port: Port | None = 0  # for clients, opened when one asks for it; 0: any that is free; None: no door
 
-    def task_process_count(self, workers: int) -> int:
-        """`workers` are those of this machine."""
+    def task_process_count(self, workers: int, cores: int) -> int:
+        """`workers` are those of this machine, which have so many cores together."""
         if self.task_processes != "auto":
             return self.task_processes
-        return min(MAX_TASK_PROCESSES, max(1, (len(os.sched_getaffinity(0)) - 2) // max(1, workers)))
+        return min(MAX_TASK_PROCESSES, max(1, (cores - 2) // max(1, workers)))
 
     def zone_of(self, worker_id: str) -> str:
         return self.zones.get(worker_id, self.zones.get(_on_its_host(worker_id), self.zone))

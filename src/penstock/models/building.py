@@ -1,6 +1,5 @@
 """From a model's settings to its engine and its task. Each imports its libraries only when a model asks for it."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Task
 from penstock.tasks.network import has_text_inputs
 from penstock.tasks.options import TextLimits
+from penstock.telemetry.control_groups import usable_cores
 
 
 def build_engine(file: Path, settings: ModelSettings, instances: int, home: EngineHome | None = None) -> Engine:
@@ -83,7 +83,7 @@ def _build_engine(spec: EngineSpec, settings: ModelSettings) -> Engine:
                 None if generate.max_context == "auto" else generate.max_context, generate.max_running
             )
             if "threads" not in asked.model_fields_set:
-                spec = replace(spec, threads=len(os.sched_getaffinity(0)))
+                spec = replace(spec, threads=usable_cores())
             return GenaiEngine(spec, settings.genai, limits, hang_s=timeouts.request_s, load_s=timeouts.load_s)
     engine: Engine = load_plugin(ENGINES, settings.engine)(spec, settings)
     return engine

@@ -1,6 +1,5 @@
 """model.yaml: what all read of it, and the options that each task and engine owns."""
 
-import os
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -17,6 +16,7 @@ from penstock.tasks.options import (
     TextOptions,
     UpscaleOptions,
 )
+from penstock.telemetry.control_groups import usable_cores
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; else model.onnx
 AUTO = "auto"  # the engine that is best for the model on the processor that runs it
@@ -56,7 +56,7 @@ class ModelSettings(SharedSettings):
             return 1  # which runs many at once
         if device != "cpu":
             return INSTANCES_ON_A_GPU
-        return max(1, len(os.sched_getaffinity(0)) // self.instances.threads)
+        return max(1, usable_cores() // self.instances.threads)
 
     def on_device(self, device: str, has_texts: bool) -> "ModelSettings":
         """With that device's defaults for what model.yaml does not say."""

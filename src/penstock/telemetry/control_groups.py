@@ -1,5 +1,6 @@
 """What Linux's control groups leave a process of its machine's CPUs and memory."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -27,6 +28,12 @@ def control_groups(root: Path = ROOT, own: Path = OWN) -> list[ControlGroup]:
         return []
     found = (group for line in lines for group in _groups(root, *line.split(":", 2)[1:]))
     return [group for group in found if group.cpus or group.memory_bytes]
+
+
+def usable_cores(root: Path = ROOT, own: Path = OWN) -> int:
+    """How many the process may keep busy: of those that it may run on, as many as its groups give it the time of."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(int(group.cpus) for group in control_groups(root, own) if group.cpus)]))
 
 
 def _groups(root: Path, controllers: str, path: str) -> Iterator[ControlGroup]:

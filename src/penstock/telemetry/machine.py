@@ -1,12 +1,12 @@
 """The machine that figures were taken on."""
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
+from penstock.telemetry.control_groups import usable_cores
 from penstock.telemetry.devices import open_gpus
 
 PACKAGES = {"penstock": "penstock-serve"} | {
@@ -15,10 +15,9 @@ PACKAGES = {"penstock": "penstock-serve"} | {
 
 
 def describe_machine() -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "processor": processor(),
-        "cores": str(cores),
+        "cores": str(usable_cores()),
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         **({"gpu": ", ".join(gpus)} if (gpus := _gpus()) else {}),
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,6 +1,5 @@
 """The configuration: where settings come from and which win."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -98,10 +97,10 @@ def test_what_may_be_a_secret_is_not_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_task_processes_share_the_cores_unless_they_are_counted() -> None:
-    cores = len(os.sched_getaffinity(0))
     assert WorkerSettings().task_processes == "auto"
-    assert WorkerSettings().task_process_count(1) == min(64, max(1, cores - 2))
-    assert WorkerSettings().task_process_count(1000) == 1
-    assert WorkerSettings(task_processes=5).task_process_count(2) == 5
+    assert WorkerSettings().task_process_count(1, 16) == 14
+    assert WorkerSettings().task_process_count(1, 999) == 64
+    assert WorkerSettings().task_process_count(1000, 16) == WorkerSettings().task_process_count(1, 1) == 1
+    assert WorkerSettings(task_processes=5).task_process_count(2, 4) == 5
     with pytest.raises(ConfigError, match=r"setting PENSTOCK_WORKER__TASK_PROCESSES or its flag: .*, got 0"):
         load_config(worker={"task_processes": 0})

@@ -1,6 +1,5 @@
 """model.yaml: what it says, and that faults are told with file and line."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +70,9 @@ def test_devices(tmp_path: Path, device: str) -> None:
     assert folder.settings.instances.device == device
 
 
-def test_auto_counts_cores_on_a_cpu_and_not_on_a_gpu() -> None:
-    cores = len(os.sched_getaffinity(0))
+def test_auto_counts_cores_on_a_cpu_and_not_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = 6
+    monkeypatch.setattr("penstock.models.settings.usable_cores", lambda: cores)
     assert ModelSettings().instance_count() == cores
     assert ModelSettings(instances=Instances(threads=2 * cores)).instance_count() == 1
     assert ModelSettings().instance_count("cuda:1") == INSTANCES_ON_A_GPU

@@ -1,10 +1,11 @@
 """What bounds a process beside its machine."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from penstock.telemetry.control_groups import ControlGroup, control_groups
+from penstock.telemetry.control_groups import ControlGroup, control_groups, usable_cores
 
 
 def _group(folder: Path, cpu: str, memory: str) -> None:
@@ -27,6 +28,20 @@ def test_a_container_sees_its_own_at_the_root(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("0::/\n")
     _group(tmp_path, "200000 100000", "8589934592")
     assert control_groups(tmp_path, tmp_path / "own") == [ControlGroup("/", 2.0, 8 * 2**30)]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "cores"),
+    [("max", "max", 8), ("300000", "max", 3), ("300000", "250000", 2), ("max", "50000", 1), ("9900000", "max", 8)],
+)
+def test_cores_are_those_that_the_groups_give_the_time_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: str, inner: str, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    (tmp_path / "own").write_text("0::/pod\n")
+    _group(tmp_path, f"{outer} 100000", "max")
+    _group(tmp_path / "pod", f"{inner} 100000", "max")
+    assert usable_cores(tmp_path, tmp_path / "own") == cores
 
 
 def test_where_there_are_none_nothing_is_bounded(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The model that is tuned: what it is shipped as, what may be chosen, and a repository for each candidate."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from penstock.models.engine_choice.candidates import choose_by_features
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import ModelFile
 from penstock.models.settings import ModelSettings
+from penstock.telemetry.control_groups import usable_cores
 
 ON_ONNX = (
     Variant("openvino", "int8"),
@@ -85,7 +85,7 @@ class TuneModel:
         shipped = self.shipped()
         refused = {each: reason for each in self._conceivable() if (reason := self._why_not(each))}
         variants = [shipped.variant, *(each for each in self._conceivable() if each not in refused)]
-        has_lengths, cores = bool(inputs & TEXT_INPUTS), len(os.sched_getaffinity(0))
+        has_lengths, cores = bool(inputs & TEXT_INPUTS), usable_cores()
         is_both = len({is_gpu(each.device) for each in variants}) > 1
         space = Space(
             shipped,

@@ -1,10 +1,10 @@
 """How a model's settings fit this machine and each other, where they are allowed and yet may not be meant."""
 
-import os
 from collections.abc import Iterator, Mapping
 
 from penstock.models.check.findings import Finding, warning
 from penstock.models.settings import ModelSettings
+from penstock.telemetry.control_groups import usable_cores
 
 TASK_SECTIONS = ("embed", "score", "classify", "upscale")
 ENGINE_SECTIONS = ("python", "torch", "tensorrt")
@@ -25,7 +25,7 @@ def examine_precision(settings: ModelSettings, facts: Mapping[str, object]) -> l
 
 
 def _threads(settings: ModelSettings) -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     instances = settings.instances
     count = settings.instance_count()
     if instances.device in ("cpu", "auto") and count * instances.threads > cores:

@@ -1,6 +1,5 @@
 """What `engine: auto` becomes in a worker: as remembered, as a trial finds, or as the processor's features say."""
 
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from penstock.models.engine_choice.candidates import (
 from penstock.models.engine_choice.memory import ChoiceMemory, KeptChoice
 from penstock.models.loading import LoadedModel, LoadWith, ModelFile
 from penstock.models.settings import ModelSettings
+from penstock.telemetry.control_groups import usable_cores
 from penstock.telemetry.machine import installed_version, processor, processor_features
 
 FOLDER = "engine-choices"  # in the data directory
@@ -96,7 +96,7 @@ def _key(model: ModelFile, fingerprint: str, features: Collection[str]) -> dict[
         "model": fingerprint,
         "processor": processor(),
         "features": " ".join(sorted(each for each in features if each.startswith(COUNTED))),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(usable_cores()),
         "instances": f"{settings.instance_count()} x {settings.instances.threads}",
         **{name: version for name in LIBRARIES if (version := installed_version(name))},
     }

@@ -22,6 +22,7 @@ from penstock.models.engine_choice.chooser import EngineChooser
 from penstock.models.loading import LoadedBlock, load_block, trim
 from penstock.models.registry.cache import OpenedModel
 from penstock.models.registry.sources import ModelSources
+from penstock.telemetry.control_groups import usable_cores
 from penstock.telemetry.devices import Gpus
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
@@ -91,7 +92,7 @@ class Blocks:
         cores = Cores(find_siblings()) if config.worker.own_cores and config.workers == 1 else None
         self._tools = WorkerTools(PreparedRoom(config.limits.max_prepared_bytes), metrics, traces, cores)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._placement = TaskPlacement(config.worker.task_process_count(config.workers), task_workers)
+        self._placement = TaskPlacement(config.worker.task_process_count(config.workers, usable_cores()), task_workers)
         self._gpus = gpus or Gpus()
         self._claims = DeviceClaims(self._gpus)
         self._gives_back_at = 0.0

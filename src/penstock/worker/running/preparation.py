@@ -1,7 +1,6 @@
 """Requests to pieces and results to answers: on the event loop where that is quick, in threads, or offloaded."""
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -23,6 +22,7 @@ from penstock.core.errors import (
 )
 from penstock.core.tensors import BYTES, Array, Tensor
 from penstock.tasks.base import Brisk, Prepared, Task, TaskRequest, Weighing
+from penstock.telemetry.control_groups import usable_cores
 from penstock.worker.job import WorkerJob
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.offload.process import RemoteContext
@@ -84,7 +84,7 @@ class Preparation:
         self._prepared = calls.prepared
         self._finished = calls.finished
         self._loop = asyncio.get_running_loop()
-        self._cores = len(os.sched_getaffinity(0))
+        self._cores = usable_cores()
         self._pool = ThreadPoolExecutor(self._cores, thread_name_prefix="task")  # starts them as they are needed
         self._line: deque[WorkerJob] = deque()  # filled by the loop, emptied by the threads
         self._is_line_due = False
