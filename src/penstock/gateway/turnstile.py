@@ -103,8 +103,8 @@ def http_connections(limits: Limits, files: int) -> int:
     return max(1, min(limits.max_connections, _spare(files) * 2 // 3))
 
 
-def grpc_connections(limits: Limits, files: int) -> int:
-    return max(1, min(limits.max_connections, _spare(files) // 3))
+def grpc_connections(limits: Limits, files: int, files_each: int = 1) -> int:
+    return max(1, min(limits.max_connections, _spare(files) // (3 * files_each)))
 
 
 def _spare(files: int) -> int:

@@ -102,20 +102,23 @@ def _place(peer: str) -> tuple[str, int]:
 def _cut(is_meant: Callable[[Any, Any], bool]) -> None:
     """By the addresses of both ends. First all are found: until the last is closed there is not much time."""
     with ExitStack() as stack:
-        found = [each for each in _sockets(stack) if is_meant(each.getsockname(), _other_end(each))]
+        ours = own_sockets(stack)
+        found = [
+            each
+            for each in ours
+            if _is_tcp(each) and (theirs := _other_end(each)) and is_meant(each.getsockname(), theirs)
+        ]
         for each in found:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def _sockets(stack: ExitStack) -> Iterator[socket.socket]:
-    """The TCP connections of this process."""
+def own_sockets(stack: ExitStack) -> Iterator[socket.socket]:
+    """Those of this process, whoever opened them; `stack` closes what was lent of them."""
     for name in os.listdir(FILES) if os.path.exists(FILES) else ():
         with suppress(OSError):
             if os.readlink(f"{FILES}/{name}").startswith("socket:"):
-                each = stack.enter_context(socket.socket(fileno=os.dup(int(name))))
-                if _is_tcp(each) and _other_end(each):
-                    yield each
+                yield stack.enter_context(socket.socket(fileno=os.dup(int(name))))
 
 
 def _other_end(opened: socket.socket) -> Any:

@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import psutil
 import structlog
 
@@ -22,6 +24,7 @@ from penstock.core.principals import ANYBODY, Needs
 from penstock.gateway.grpc.front_watch import CALL_BYTES, FrontWatch
 from penstock.gateway.grpc.oip import OipGrpc, infer_reader, refusal_of
 from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
+from penstock.gateway.grpc.relay import FILES, Relay
 from penstock.gateway.turnstile import grpc_connections, widen_files
 from penstock.wire.tcp_connections import ConnectionCounter, cut_peers
 
@@ -34,6 +37,8 @@ LOOK_S = 0.1
 COUNT_S = 1.0  # of all connections, where the process does not grow
 GROWN_BYTES = 16 * 1024 * 1024
 COUNTING_SHARE = 20  # of the time, at most one part
+ASK_S = 5.0
+LAST_WORDS_S = 0.5
 IDLE_S = 15 * 60.0  # a client whose connection was closed between calls opens another by itself
 CANCEL = 1  # the kind of an event
 UNTOLD = 4  # times what metadata may have: the front refuses that itself, and says UNKNOWN
@@ -78,7 +83,10 @@ class NativeCall:
 
 
 class NativeFront:
-    def __init__(self, edge: OipGrpc, limits: Limits, needs: Needs, is_port_shared: bool) -> None:
+    def __init__(self, edge: OipGrpc, limits: Limits, needs: Needs, is_port_shared: bool, path: Path) -> None:
+        """`path`: a file in a folder of its user alone, for the socket between clients' connections and the front."""
+        self._path = path
+        self._relay = Relay(path)
         self._edge = edge
         self._needs = needs
         self._limits = limits
@@ -94,17 +102,17 @@ class NativeFront:
         self._most_waiting = 2 * limits.max_inflight_requests  # as grpcio has it
         self._most_waiting_bytes = max(2 * limits.max_inflight_bytes, self._most_bytes)
         max_held = self._traffic.admission.coming.max_bytes
-        self._watch = FrontWatch(limits, max_held, grpc_connections(limits, widen_files()), IDLE_S)
+        self._watch = FrontWatch(limits, max_held, grpc_connections(limits, widen_files(), FILES), IDLE_S)
         self._whole_bytes = self._watch.whole_bytes
         self._watching: asyncio.Task[None] | None = None
         self._process = psutil.Process()
 
-    def open(self, address: str, behind: str, keepalive_ms: int) -> int:
+    async def open(self, host: str, port: int, behind: str, keepalive_ms: int) -> int:
         """Returns the port. `behind`: the socket of the server that has all other methods."""
         from pygrpc_native import NativeGrpcFront
 
         front = NativeGrpcFront(
-            address,
+            f"unix:{self._path}",
             [(METHOD, False)],
             io_threads=IO_THREADS,
             call_details=True,
@@ -114,24 +122,43 @@ class NativeFront:
             keepalive_permit_without_calls=False,
             max_concurrent_streams=self._limits.max_connection_calls,
             max_metadata_size=UNTOLD * self._limits.max_header_bytes,
-            reuse_port=self._is_port_shared,
         )
         front.set_fallback(behind)
         front.start()
+        try:
+            port = await self._relay.open(host, port, self._is_port_shared, await self._last_number(front))
+        except (OSError, RuntimeError):
+            front.close()
+            raise
         self._front = front
         self._loop = asyncio.get_running_loop()
-        self._counter = ConnectionCounter(front.bound_port)
+        self._counter = ConnectionCounter(port)
         # In this context, so that what calls log says whose process it is.
         threading.Thread(target=copy_context().run, args=(self._receive,), name="grpc-native", daemon=True).start()
         self._watching = asyncio.create_task(self._watch_forever(), name="grpc-front")
-        return front.bound_port
+        return port
+
+    async def _last_number(self, front: Any) -> int:
+        """The front numbers a process's connections, and tells a call's: one of our own says where it is."""
+        async with grpc.aio.insecure_channel(f"unix:{self._path}") as channel:
+            asked = asyncio.ensure_future(channel.unary_unary(METHOD)(b"", timeout=ASK_S))
+            events = await asyncio.to_thread(front.recv_batch_details, 1, int(1000 * ASK_S))
+            for _, call_id, _, _, _, _ in events or ():
+                front.fail(call_id, grpc.StatusCode.CANCELLED.value[0], "")
+            await asyncio.gather(asked, return_exceptions=True)
+        match [details[1].split(":") for *_, details in events or ()]:
+            case [["unix", number]] if number.isdecimal():
+                return int(number)
+        raise RuntimeError(f"this pygrpc-native does not number connections: {events}")
 
     async def close(self) -> None:
         """Whoever still waits hears UNAVAILABLE."""
         if self._watching is None:
             return
         self._watching.cancel()
+        self._relay.stop_listening()
         await asyncio.to_thread(self._front.close)
+        await self._relay.close(LAST_WORDS_S)
         for call in tuple(self._calls.values()):
             call.cancel()
 
@@ -183,13 +210,14 @@ class NativeFront:
             self._take(events, at)
 
     def _take(self, events: list[Any], at: float) -> None:
-        calls, whole, begin = self._calls, self._whole_bytes, self._loop.create_task
+        calls, whole, begin, peers = self._calls, self._whole_bytes, self._loop.create_task, self._relay.peers
         for kind, call_id, _, payload, _, details in events:
             if kind == CANCEL:
                 if (left := calls.get(call_id)) is not None:
                     left.cancel()
                 continue
-            metadata, peer, left_s = details
+            metadata, place, left_s = details
+            peer = peers.get(place, place)
             size = len(payload)
             self._taken += 1
             self._taken_bytes += size

@@ -96,9 +96,12 @@ class GrpcServer:
         self._add_small(_REFLECTION, ANY_SCOPE, ServerReflectionInfo=partial(_stream, reflect, self._traffic))
         self._front: NativeFront | None = None
         if behind is not None:
-            self._socket = behind / f"grpc-{token_hex(4)}"
+            token = token_hex(4)
+            self._socket = behind / f"grpc-{token}"
             edge.unnamed = "127.0.0.1"
-            self._front = NativeFront(edge, limits, self.needs[f"{SERVICE}.ModelInfer"], is_port_shared)
+            self._front = NativeFront(
+                edge, limits, self.needs[f"{SERVICE}.ModelInfer"], is_port_shared, behind / f"door-{token}"
+            )
 
     def _add_small(self, service: Any, needs: Needs, **answers: Any) -> None:
         """Adds a service that others wrote, with our bound on its messages and our errors."""
@@ -135,23 +138,22 @@ class GrpcServer:
         return make(answer, read, GetMessageClass(method.output_type).SerializeToString)
 
     async def start(self, host: str, port: int, certificates: Certificates) -> int:
-        address = str(Address(host, port))
         try:
-            self._port = await self._open(address, certificates)
+            self._port = await self._open(host, port, certificates)
         except (RuntimeError, OSError) as error:
-            raise ConfigError(f"cannot listen for gRPC on {address}: choose another --grpc-port") from error
+            raise ConfigError(f"cannot listen for gRPC on {Address(host, port)}: choose another --grpc-port") from error
         self._looking = asyncio.create_task(self._traffic.look_forever(), name="grpc-traffic")
         return self._port
 
-    async def _open(self, address: str, certificates: Certificates) -> int:
+    async def _open(self, host: str, port: int, certificates: Certificates) -> int:
         if self._front is None:
-            port = certificates.add_port(self._server, address)
+            port = certificates.add_port(self._server, str(Address(host, port)))
             await self._server.start()
             return port
         self._server.add_insecure_port(f"unix:{self._socket}")
         await self._server.start()
         try:
-            return self._front.open(address, str(self._socket), DEAD_AFTER_MS)
+            return await self._front.open(host, port, str(self._socket), DEAD_AFTER_MS)
         except OSError:
             await self._server.stop(None)
             raise

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.chaos.attack.unread import DATA, HEADERS, PREFACE, SETTINGS, WINDOW, call_headers, frame
+from benchmarks.waiting import until
 from penstock.access.guard import open_guard
 from penstock.core.config import Limits
 from penstock.core.requests import InferRequest, InferResponse, Timing
@@ -144,6 +145,26 @@ async def test_a_large_answer_is_held_until_it_is_taken(served: Served, tmp_path
         async with asyncio.timeout(WAIT_S):
             while unsent.bytes:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+async def test_calls_are_known_by_their_clients(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each for itself, also where others came between that never called."""
+    monkeypatch.setattr(native, "COUNT_S", 1000.0)
+    limits = within(served, Limits())
+    async with opened(served, tmp_path, limits) as door, door.connection(), door.caller() as call:
+        await call(MESSAGE)
+        async with door.connection() as (_, writer):
+            body = MESSAGE.SerializeToString()
+            writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 4, 1, call_headers(native.METHOD.encode())))
+            writer.write(frame(DATA, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body))
+            front = door.server._front
+            assert front is not None
+            mine = f"ipv4:127.0.0.1:{writer.get_extra_info('sockname')[1]}"
+            await until(lambda: mine in front._whole_bytes)
+            assert len(front._whole_bytes) == 2
+            assert front._whole_bytes.keys() < set(front._relay.peers.values())
 
 
 async def test_more_than_may_wait_for_the_event_loop_is_refused(
