@@ -154,7 +154,7 @@ class _Pair:
         if count > LARGE_BYTES and not self._is_wide:
             self._is_wide = True
             self._relay.widen()
-        if (sent := self._send(target, buffer[:count])) < count:
+        if (sent := self._send(target, buffer[:count])) < count and self._is_open:
             # Nothing more is read before it has gone.
             self._loop.remove_reader(source.fileno())
             self._go_on(source, target, memoryview(bytes(buffer[sent:count])))

@@ -1,6 +1,7 @@
 """Connections that are carried to a unix socket and back: all of it, in order, no faster than it is taken."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -106,6 +107,40 @@ async def test_an_end_on_either_side_is_one_on_the_other(door: Door) -> None:
         writer.close()
         await until(lambda: door.front.ended == 2)
     await until(lambda: not door.relay.peers)
+
+
+async def test_one_who_leaves_while_it_is_spoken_to_leaves_nothing_behind(door: Door) -> None:
+    wrong: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: wrong.append(context))
+    for _ in range(20):
+        async with door.connection() as (_, writer):
+            writer.write(bytes(MIB))
+            await until(lambda: door.front.heard_bytes > MIB // 2)
+            door.front.heard_bytes = 0
+    await until(lambda: not door.relay.peers)
+    assert wrong == []
+
+
+async def test_a_target_that_is_gone_is_the_end_of_its_source(tmp_path: Path) -> None:
+    relay = Relay(tmp_path / "front")
+    with socket.socket(socket.AF_UNIX) as front:
+        front.bind(str(tmp_path / "front"))
+        front.listen()
+        port = await relay.open("127.0.0.1", 0, is_port_shared=False, last_number=0)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: bool(relay.peers))
+        taken, _ = front.accept()
+        taken.shutdown(socket.SHUT_RD)
+        wrong: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: wrong.append(context))
+        writer.write(b"to nobody")
+        await until(lambda: not relay.peers)
+        taken.close()
+        writer.transport.abort()
+    relay.stop_listening()
+    await relay.close(0.1)
+    await asyncio.sleep(0.05)
+    assert wrong == []
 
 
 async def test_who_comes_when_the_front_has_gone_is_turned_away(tmp_path: Path) -> None:
