@@ -39,6 +39,8 @@ class Front:
                     break
                 writer.write(data)
                 await writer.drain()
+        except ConnectionError:
+            pass
         finally:
             self.ended += 1
             writer.close()
