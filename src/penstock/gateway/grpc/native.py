@@ -19,7 +19,15 @@ import psutil
 import structlog
 
 from penstock.core.config import Limits
-from penstock.core.errors import BUG, HeadersTooLarge, InternalError, Overloaded, PenstockError, RequestTooLarge
+from penstock.core.errors import (
+    BUG,
+    ConfigError,
+    HeadersTooLarge,
+    InternalError,
+    Overloaded,
+    PenstockError,
+    RequestTooLarge,
+)
 from penstock.core.principals import ANYBODY, Needs
 from penstock.gateway.grpc.front_watch import CALL_BYTES, FrontWatch
 from penstock.gateway.grpc.oip import OipGrpc, infer_reader, refusal_of
@@ -127,7 +135,7 @@ class NativeFront:
         front.start()
         try:
             port = await self._relay.open(host, port, self._is_port_shared, await self._last_number(front))
-        except (OSError, RuntimeError):
+        except (OSError, ConfigError):
             front.close()
             raise
         self._front = front
@@ -149,7 +157,7 @@ class NativeFront:
         match [details[1].split(":") for *_, details in events or ()]:
             case [["unix", number]] if number.isdecimal():
                 return int(number)
-        raise RuntimeError(f"this pygrpc-native does not number connections: {events}")
+        raise ConfigError("this pygrpc-native does not number its connections: set gateway.grpc_server to grpcio")
 
     async def close(self) -> None:
         """Whoever still waits hears UNAVAILABLE."""

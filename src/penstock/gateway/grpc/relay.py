@@ -20,6 +20,7 @@ PAUSE_S = 0.5  # where there are no files for another connection
 READ_BYTES = 256 * 1024
 HELD_BYTES = 4 * 1024 * 1024  # that the system holds of what one side has not read, in time; it may give less
 LARGE_BYTES = 128 * 1024  # at once: more than it holds without being asked to
+WIDEN_S = 1.0
 FILES = 3  # that a connection takes: the client's, and both ends of the one to the front
 
 
@@ -30,6 +31,7 @@ class Relay:
         self._listening: list[socket.socket] = []
         self._pairs: set[_Pair] = set()
         self._last_number = 0
+        self._widen_from = 0.0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.buffer = memoryview(bytearray(READ_BYTES))  # of whoever reads; nothing is left in it
@@ -110,12 +112,17 @@ class Relay:
         self._is_empty.clear()
         self._pairs.add(_Pair(self, name, client, front, self._loop))
 
-    def widen(self) -> None:
-        """The front's own ends, of which it tells nothing, hold as much as ours: of all that have been accepted."""
+    def widen(self) -> bool:
+        """The front's own ends, of which it tells nothing, hold as much as ours: of all that have been accepted. False:
+        not now, as it looks at all files of the process."""
+        if self._loop.time() < self._widen_from:
+            return False
+        self._widen_from = self._loop.time() + WIDEN_S
         with ExitStack() as stack:
             for opened in own_sockets(stack):
                 if opened.family == socket.AF_UNIX and opened.getsockname() == str(self._path):
                     opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HELD_BYTES)
+        return True
 
     def left(self, pair: "_Pair", name: str) -> None:
         del self.peers[name]
@@ -152,8 +159,7 @@ class _Pair:
             self.close()
             return
         if count > LARGE_BYTES and not self._is_wide:
-            self._is_wide = True
-            self._relay.widen()
+            self._is_wide = self._relay.widen()
         if (sent := self._send(target, buffer[:count])) < count and self._is_open:
             # Nothing more is read before it has gone.
             self._loop.remove_reader(source.fileno())

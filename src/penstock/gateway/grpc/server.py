@@ -154,7 +154,7 @@ class GrpcServer:
         await self._server.start()
         try:
             return await self._front.open(host, port, str(self._socket), DEAD_AFTER_MS)
-        except OSError:
+        except (OSError, ConfigError):
             await self._server.stop(None)
             raise
 
