@@ -1,4 +1,4 @@
-"""A cluster on hosts of one machine: each role a `penstock manager`, `gateway`, `worker` or `serve` in a namespace."""
+"""Clusters on several hosts of one machine: each role is a process in a network namespace."""
 
 import json
 import sys
@@ -12,10 +12,11 @@ from benchmarks.waiting import eventually
 
 MANAGER_PORT = 7400
 START_S = 120.0
+DEBUG = {"PENSTOCK_TELEMETRY__LOG_LEVEL": "debug"}  # terms and attachments are logged at this level
 
 
 class ClusterHosts(Hosts):
-    """Hosts with what starts roles on them. Logs and data of a role are in a folder of its name."""
+    """Starts roles on hosts. The log and the data of a role are in a folder with the role's name."""
 
     def __init__(self, count: int, folder: Path) -> None:
         super().__init__(count)
@@ -23,17 +24,17 @@ class ClusterHosts(Hosts):
         self.roles: dict[str, HostProcess] = {}
 
     def role(self, host: int, role: str, *flags: str, name: str = "", node: str = "") -> HostProcess:
-        """Starts a role; its node is `h<host>` unless another is given."""
+        """Start a role; its node is `h<host>` unless another is given."""
         name = name or f"{node or f'h{host}'}.{role}"
         folder = self.folder / name
         command = [sys.executable, "-m", "penstock", role, "--node", node or f"h{host}", "--data-dir", str(folder)]
-        process = self.roles[name] = self.run(host, [*command, *flags], folder / "log")
+        process = self.roles[name] = self.run(host, [*command, *flags], folder / "log", DEBUG)
         return process
 
     def manager(self, host: int, models: Path, *flags: str) -> HostProcess:
         bind = ("--bind", self.address(host), "--insecure")
         process = self.role(host, "manager", "--models", str(models), *bind, *flags)
-        eventually(lambda: _said(process, "managing"), f"the manager manages: {process.log}", START_S)
+        eventually(lambda: _said(process, "manager_started"), f"the manager manages: {process.log}", START_S)
         return process
 
     def gateway(self, host: int, join: str, *flags: str) -> HostProcess:
@@ -43,7 +44,7 @@ class ClusterHosts(Hosts):
         return self.role(host, "worker", "--join", join, *flags, node=node)
 
     def http(self, host: int, path: str, port: int = 8080, timeout_s: float = 10.0) -> tuple[int, bytes]:
-        """Status and body of a GET, from this machine; 0 where nobody answers."""
+        """Return the status and the body of a GET from this machine; the status is 0 if there is no answer."""
         try:
             with urlopen(f"http://{self.address(host)}:{port}{path}", timeout=timeout_s) as answer:
                 return int(answer.status), answer.read()
@@ -53,7 +54,7 @@ class ClusterHosts(Hosts):
             return 0, b""
 
     def post(self, host: int, path: str, port: int = 8080, timeout_s: float = 10.0) -> str:
-        """Posts nothing; the answer where it is an error, else nothing."""
+        """Send an empty POST; return the answer if it is an error, otherwise an empty text."""
         request = Request(f"http://{self.address(host)}:{port}{path}", method="POST")
         try:
             urlopen(request, timeout=timeout_s).close()
@@ -62,12 +63,12 @@ class ClusterHosts(Hosts):
         return ""
 
     def status(self, host: int) -> dict[str, Any]:
-        """Of a gateway."""
+        """Return the status of a gateway."""
         found: dict[str, Any] = json.loads(self.http(host, "/v1/status")[1] or b"{}")
         return found
 
     def workers(self, host: int) -> set[str]:
-        """Those that a gateway knows."""
+        """Return the workers that a gateway knows."""
         return {worker["id"] for worker in self.status(host).get("workers", [])}
 
     def wait_ready(self, host: int, within_s: float = START_S) -> None:
@@ -75,11 +76,11 @@ class ClusterHosts(Hosts):
 
 
 def start_manager(models: Path, folder: Path, **environment: str) -> HostProcess:
-    """One on loopback and on free ports, once it manages."""
+    """Start a manager on free ports of loopback, and return it when it leads."""
     command = [sys.executable, "-m", "penstock", "manager", "--models", str(models), "--bind", "127.0.0.1:0"]
     command += ["--data-dir", str(folder / "data"), "--health-port", "0", "--health-grpc-port", "0"]
     process = HostProcess(command, folder / "manager.log", environment)
-    eventually(lambda: _said(process, "managing"), f"the manager manages: {process.log}", START_S)
+    eventually(lambda: _said(process, "manager_started"), f"the manager manages: {process.log}", START_S)
     return process
 
 

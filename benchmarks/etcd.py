@@ -1,4 +1,4 @@
-"""A real etcd of three nodes on this machine, for tests and chaos to use, to stop and to kill."""
+"""A real etcd of three nodes on this machine, which tests can stop and kill."""
 
 import json
 import urllib.error
@@ -18,10 +18,13 @@ PORTS = (2379, 2380)  # of a host of its own
 
 
 class EtcdNode(ServiceProcess):
-    """It keeps its ports and its data when it is started again."""
+    """A node of an etcd; it keeps its ports and its data over restarts."""
 
     def __init__(self, name: str, folder: Path, host: str, ports: tuple[int, int], before: Sequence[str] = ()) -> None:
-        """`ports` are for clients and for its peers; `before` is what its command begins with."""
+        """Prepare a node.
+
+        `ports` are those for clients and for other nodes; `before` is the start of its command line.
+        """
         super().__init__()
         self.name = name
         self.folder = folder
@@ -48,7 +51,7 @@ class EtcdNode(ServiceProcess):
         self.run(command, self.folder / "etcd.log")
 
     def is_healthy(self) -> bool:
-        """It answers, and knows a leader."""
+        """Return whether the node answers and knows a leader."""
         try:
             with urllib.request.urlopen(f"http://{self.address}/health", timeout=2) as answer:
                 return bool(json.load(answer)["health"] == "true")
@@ -57,7 +60,7 @@ class EtcdNode(ServiceProcess):
 
 
 class Etcd:
-    """Use it as a context. On loopback, or each node on one of the first of these hosts."""
+    """A context manager for an etcd on loopback, or with one node on each of the first hosts."""
 
     def __init__(self, folder: Path, hosts: Hosts | None = None) -> None:
         ports = free_ports(2 * NODES)
@@ -75,7 +78,7 @@ class Etcd:
         return f"etcd://{','.join(node.address for node in self.nodes)}"
 
     def start(self) -> None:
-        """All of those that do not run."""
+        """Start all nodes that do not run."""
         for node in self.nodes:
             if not node.is_running:
                 node.start(self.nodes)

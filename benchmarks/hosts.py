@@ -1,4 +1,4 @@
-"""Hosts of a cluster on one machine: network namespaces on a bridge, with processes in them, cut off at will."""
+"""Hosts of a cluster on one machine: network namespaces on a bridge, which can be cut off."""
 
 import json
 import os
@@ -15,8 +15,7 @@ PREFIX = "pn"  # of names of bridges, namespaces and links, which have 15 charac
 
 
 class Hosts:
-    """Use it as a context, which ends the processes and removes what it made. What an earlier one that was killed left
-    behind is removed first."""
+    """A context manager that removes its processes and namespaces, and those that a killed run left."""
 
     def __init__(self, count: int) -> None:
         self._names: list[str] = []
@@ -45,32 +44,32 @@ class Hosts:
         self._remove()
 
     def address(self, host: int) -> str:
-        """Of a host, as the others and this machine reach it."""
+        """Return the address at which other hosts and this machine reach the host."""
         return f"{self._net}.{host + 1}"
 
     def name(self, host: int) -> str:
-        """Of a host's network namespace."""
+        """Return the name of the host's network namespace."""
         return self._names[host]
 
     def inside(self, host: int) -> tuple[str, ...]:
-        """What a command begins with that runs on a host."""
+        """Return the start of a command line that runs on the host."""
         return ("ip", "netns", "exec", self._names[host])
 
     def run(self, host: int, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> "HostProcess":
-        """Starts a command on a host; what it prints goes to the log."""
+        """Start a command on a host; its output goes to the log."""
         process = HostProcess([*self.inside(host), *command], log, env)
         self._processes.append(process)
         return process
 
     def cut_off(self, host: int) -> None:
-        """Packets to and from the host are lost without a word; within it all is as it was."""
+        """Drop all packets to and from the host; processes on the host still reach each other."""
         _ip("link", "set", _link(self._names[host]), "nomaster")
 
     def heal(self, host: int) -> None:
         _ip("link", "set", _link(self._names[host]), "master", self._bridge)
 
     def separate(self, host: int, *others: int) -> None:
-        """Packets between the host and these are lost without a word; everybody else reaches all of them."""
+        """Drop all packets between the host and these hosts; all others still reach them."""
         for one, other in [(host, other) for other in others] + [(other, host) for other in others]:
             nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
             _ip("-n", self._names[one], "neigh", "replace", self.address(other), *nobody, "dev", "eth0")
@@ -100,7 +99,7 @@ class Hosts:
 
 
 class HostProcess:
-    """A process on a host. `ip netns exec` becomes the command itself, so signals reach it."""
+    """A process on a host. `ip netns exec` becomes the command itself, so signals reach the command."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
@@ -128,7 +127,7 @@ class HostProcess:
         self.process.wait()
 
     def end(self) -> int:
-        """Waits for its end, and kills what does not end. Returns the exit code."""
+        """Wait for the end of the process, or kill it; return the exit code."""
         try:
             return self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -140,14 +139,14 @@ class HostProcess:
         return self.end()
 
     def lines(self, event: str = "") -> list[dict[str, Any]]:
-        """What it logged, or what it logged of one event."""
+        """Return the log lines, or those of one event."""
         text = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         found = [json.loads(line) for line in text if line.startswith("{") and line.endswith("}")]
         return [line for line in found if event in ("", line.get("event"))]
 
 
 class ServiceProcess:
-    """One to use, to freeze, to kill and to start again."""
+    """A service that a test uses, freezes, kills and restarts."""
 
     def __init__(self) -> None:
         self._process: HostProcess | None = None
@@ -170,7 +169,7 @@ class ServiceProcess:
             process.kill()
 
     def freeze(self) -> None:
-        """It keeps its connections, and answers nothing."""
+        """Stop the process with SIGSTOP: connections stay open, and nothing is answered."""
         self.process.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -178,7 +177,7 @@ class ServiceProcess:
 
 
 def _link(name: str) -> str:
-    """The bridge's end of a host's link."""
+    """Return the name of the bridge's end of a host's link."""
     return name.replace("-", "v")
 
 
@@ -193,7 +192,7 @@ def _ip(*arguments: str) -> str:
 
 
 def _remove_left() -> None:
-    """Bridges and namespaces whose maker, by its process id in their names, is gone."""
+    """Remove bridges and namespaces whose creator, by the process id in their names, has ended."""
     for link in json.loads(_ip("-j", "link", "show", "type", "bridge") or "[]"):
         name = link["ifname"]
         if name.startswith(PREFIX) and not _is_alive(name):
@@ -209,4 +208,4 @@ def _is_alive(name: str) -> bool:
     try:
         return Path(f"/proc/{int(name[len(PREFIX) : -2], 16)}").exists()
     except ValueError:
-        return True  # somebody else's
+        return True  # it belongs to another user

@@ -1,4 +1,4 @@
-"""A Ray cluster of some nodes on this machine, and a manager beside it that a fleet's roles join."""
+"""A Ray cluster with several nodes on this machine, and a manager that the roles of a fleet join."""
 
 import json
 import subprocess
@@ -23,7 +23,10 @@ def _begin(head: dict[str, Any]) -> Any:
 
 
 class RayCluster:
-    """Use it as a context. `nodes` has the custom resources of each; the head has none, and no CPUs."""
+    """A context manager for the cluster.
+
+    `nodes` has the custom resources of each node; the head has none, and no CPUs.
+    """
 
     def __init__(self, nodes: Sequence[Mapping[str, float]], models: Path, folder: Path) -> None:
         self._nodes = nodes
@@ -49,10 +52,10 @@ class RayCluster:
 
     @property
     def manager(self) -> str:
-        return str(self._manager.lines("managing")[0]["address"])
+        return str(self._manager.lines("manager_started")[0]["address"])
 
     def fleet(self, command: str, *flags: str) -> dict[str, dict[str, Any]]:
-        """Runs `penstock fleet`; returns its roles by name."""
+        """Run `penstock fleet` and return its roles by name."""
         line = [sys.executable, "-m", "penstock", "fleet", command, "--address", self._cluster.address, "--json"]
         done = subprocess.run([*line, *flags], capture_output=True, text=True, timeout=START_S)
         if done.returncode:
@@ -60,7 +63,7 @@ class RayCluster:
         return {role["name"]: role for role in json.loads(done.stdout)["roles"]}
 
     def running(self) -> dict[str, dict[str, Any]]:
-        """The roles, once all run."""
+        """Return the roles once all of them run."""
         found: dict[str, dict[str, Any]] = {}
 
         def is_so() -> bool:
@@ -72,6 +75,6 @@ class RayCluster:
         return found
 
     def kill_node(self, node_id: str) -> None:
-        """Ends a node and all that runs there, without a word."""
+        """Kill a node and everything that runs on it."""
         node = next(each for each in self._cluster.worker_nodes if each.node_id == node_id)
         self._cluster.remove_node(node, allow_graceful=False)

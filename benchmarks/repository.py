@@ -1,4 +1,4 @@
-"""Models put into a repository: linked from where they are, or written."""
+"""Puts models into a repository, linked or written."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +10,10 @@ from onnx import helper
 
 
 def link_model(source: Path, target: Path, weights: Path | None = None, **changes: Any) -> None:
-    """Version 1 of the model in the folder `source`, or its `weights` where they are elsewhere: linked, not copied.
-    `changes` are laid over its settings, section by section."""
+    """Link version 1 of the model in `source`, with `weights` from elsewhere if given.
+
+    Override its settings with `changes`.
+    """
     settings = yaml.safe_load((source / "model.yaml").read_text())
     for key, value in changes.items():
         settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value
@@ -30,7 +32,7 @@ def write_network(folder: Path, graph: onnx.GraphProto, **settings: Any) -> None
 
 
 def python_settings(name: str, output: str, datatype: str, shape: Sequence[int], **settings: Any) -> dict[str, Any]:
-    """Of a model that is code, from one tensor to another of its kind."""
+    """Return the settings of a Python model from one tensor to another of the same kind."""
     sides = {"inputs": name, "outputs": output}
     tensors = {side: [{"name": each, "datatype": datatype, "shape": list(shape)}] for side, each in sides.items()}
     return {"engine": "python", "python": tensors, **settings}
@@ -43,13 +45,16 @@ def write_model(folder: Path, name: str, content: bytes, **settings: Any) -> Non
 
 
 def write_version(folder: Path, version: int, name: str, content: bytes, **settings: Any) -> None:
-    """While a server runs. The settings last: whoever finds them finds the version, too."""
+    """Write a version while a server runs.
+
+    The settings are written last, so the version is complete once they exist.
+    """
     write_file(folder / str(version) / name, content)
     write_file(folder / "model.yaml", yaml.safe_dump(settings).encode())
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """All at once: a server that reads it meanwhile finds what was there, or this."""
+    """Write a file atomically: a server that reads it sees either the old content or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_name(f".{file.name}.new")
     written.write_bytes(content)

@@ -18,17 +18,21 @@ import psutil
 import yaml
 
 from benchmarks.waiting import until_seen
-from penstock.app.folders import MANAGER_SOCKET
 from penstock.experiments.processes import ServerRun
+from penstock.storage.server_folders import MANAGER_SOCKET, running_servers
 
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(.{0,200})")
 STOP_S = 60.0
 BACK_S = 90.0  # a worker that was killed
 
 
+def local_managers(data_dir: Path) -> list[str]:
+    """Return the sockets of the managers on this machine that have this data directory."""
+    return [each.manager for each in running_servers() if each.data_dir == data_dir.absolute() and each.manager]
+
+
 class ServerProcess(ServerRun):
-    """Runs from the moment it is made; use it as a context, which ends it. `settings` are as in its configuration
-    file."""
+    """A running server; use it as a context manager, which ends it. `settings` are those of its configuration file."""
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class ServerProcess(ServerRun):
         return int(self.process.pid)
 
     def terminate(self) -> int:
-        """Ends it gently and returns its exit code; what does not end is killed, and that is an error."""
+        """End the server and return its exit code; raise an error if it had to be killed."""
         self.process.terminate()
         try:
             return int(self.process.wait(STOP_S))
@@ -80,7 +84,7 @@ class ServerProcess(ServerRun):
         return self.get("/v1/status")
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels; histograms by `name_count` or `name_sum`."""
+        """Return the sum of a metric's samples with these labels; use `name_count` or `name_sum` for histograms."""
         return float(
             sum(
                 sample["value"]
@@ -91,7 +95,7 @@ class ServerProcess(ServerRun):
         )
 
     async def load_model(self, model: str, within_s: float = 30.0) -> tuple[int, str]:
-        """Anew from its folder; the answer's status and text, 0 where there is none."""
+        """Load a model again from its folder; return the status and text of the answer, 0 without an answer."""
         try:
             async with httpx.AsyncClient(base_url=self.http_url, timeout=within_s) as client:
                 answer = await client.post(f"/v2/repository/models/{model}/load")
@@ -100,16 +104,22 @@ class ServerProcess(ServerRun):
         return answer.status_code, answer.text
 
     def tracebacks(self) -> Counter[str]:
-        """Exceptions that nobody expected, in any of the processes, by what they say."""
+        """Return the unexpected exceptions in the logs of all processes."""
         text = self.log.read_text(errors="replace").replace("\\n", "\n")
         return Counter(TRACEBACK.findall(text))
 
     def family(self) -> list[psutil.Process]:
-        """The processes that it has started, and those that they have."""
+        """Return the processes that the server has started, with their descendants."""
         return psutil.Process(self.pid).children(recursive=True)
 
+    def edge_pid(self) -> int:
+        """Return the process id of the server's Envoy."""
+        found = [each.pid for each in psutil.Process(self.process.pid).children() if each.name() == "envoy"]
+        assert len(found) == 1, found
+        return found[0]
+
     def children(self, role: str) -> dict[str, int]:
-        """Its processes of a role (`gateway`, `worker`, `tasks`), by name."""
+        """Return the server's processes of a role (`gateway`, `worker`), by name."""
         found: dict[str, int] = {}
         for process in self.family():
             try:
@@ -127,20 +137,22 @@ class ServerProcess(ServerRun):
         return sum(process.memory_info().rss for process in (psutil.Process(self.pid), *self.family()))
 
     def ready_workers(self) -> dict[str, int]:
-        """The workers that hold every block that the server wants, by id, with their process ids."""
+        """Return the process ids of the workers that hold every wanted block, by worker id."""
         status = self.status()
         wanted = {block["block_id"] for block in status["blocks"] if block["state"] not in ("unloaded", "failed")}
         return {worker["id"]: worker["pid"] for worker in status["workers"] if wanted <= set(worker["blocks"])}
 
     async def wait_workers(self, is_reached: Callable[[dict[str, int]], bool]) -> float:
-        """Returns how long it took until the ready workers were as wanted."""
+        """Wait until the ready workers are as wanted; return how long that took."""
         started = time.monotonic()
         await until_seen(lambda: is_reached(self.ready_workers()), "the workers are as wanted", BACK_S)
         return time.monotonic() - started
 
     async def replace_worker(self, number: int, by: signal.Signals) -> float:
-        """Sends a worker the signal that ends it; workers take turns by `number`. Returns how long it took until
-        another process was ready in its place."""
+        """Send the signal to a worker, chosen in turn by `number`.
+
+        Return the time until another process was ready in its place.
+        """
         workers = await self.wait_all_workers()
         victim, pid = sorted(workers.items())[number % len(workers)]
         os.kill(pid, by)
@@ -151,7 +163,7 @@ class ServerProcess(ServerRun):
         return await asyncio.to_thread(self.ready_workers)
 
     def run_folder(self) -> Path:
-        """Where its sockets are, from a worker's command line."""
+        """Return the folder of the server's sockets, from a worker's command line."""
         for child in self.family():
             command = child.cmdline()
             if "--run-dir" in command:
@@ -159,11 +171,11 @@ class ServerProcess(ServerRun):
         raise RuntimeError("the server has no worker process")
 
     def manager(self) -> str:
-        """Where its manager listens."""
+        """Return the address at which the manager listens."""
         return f"unix:{self.run_folder()}/{MANAGER_SOCKET}"
 
     def router_endpoint(self) -> str:
-        """Where the first gateway's router socket listens."""
+        """Return the endpoint of the first gateway's socket for workers."""
         return f"ipc://{self.run_folder()}/gateway-0.ipc"
 
     def get(self, path: str) -> dict[str, Any]:

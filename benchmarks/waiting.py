@@ -1,4 +1,4 @@
-"""Waiting for what must come true: asked again and again, within a time."""
+"""Waiting for a condition, which is checked repeatedly until a time limit."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ def eventually(is_true: Callable[[], object], what: str = IT, within_s: float = 
 
 
 async def until(is_true: Callable[[], object], what: str = IT, within_s: float = 30.0) -> None:
-    """`is_true` is asked in the event loop, and must not block it."""
+    """Wait until `is_true`, which is called in the event loop and must not block."""
     for period_s in _periods(what, within_s, 0.005):
         if is_true():
             return
@@ -23,12 +23,12 @@ async def until(is_true: Callable[[], object], what: str = IT, within_s: float =
 
 
 async def until_seen(is_true: Callable[[], object], what: str = IT, within_s: float = 30.0) -> None:
-    """`is_true` is asked in a thread, as what asks a server is."""
+    """Wait until `is_true`, which is called in a thread because it may ask a server."""
     await asyncio.to_thread(eventually, is_true, what, within_s)
 
 
 def _periods(what: str, within_s: float, longest_s: float) -> Iterator[float]:
-    """Short ones first: much comes true at once."""
+    """Yield pauses between checks, short ones first because many conditions become true soon."""
     end = time.monotonic() + within_s
     period_s = 0.001
     while time.monotonic() < end:

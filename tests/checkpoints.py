@@ -1,4 +1,4 @@
-"""Small models with random weights as transformers saves them, and what transformers says to texts."""
+"""Small models with random weights, saved as transformers saves them, and transformers' own outputs for texts."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from penstock.engines.onnx.bert_file import find_minilm_weights
 
 
 def save_classifier(folder: Path, labels: Sequence[str], seed: int = 7, **config: Any) -> Path:
-    """A BertForSequenceClassification of two layers with the tokenizer of all-MiniLM-L6-v2."""
+    """Save a BertForSequenceClassification of two layers with the tokenizer of all-MiniLM-L6-v2."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
     from transformers.utils import logging
@@ -25,7 +25,7 @@ def save_classifier(folder: Path, labels: Sequence[str], seed: int = 7, **config
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=48,
-        initializer_range=0.5,  # far from 0, or every text would have the same answer
+        initializer_range=0.5,  # far from 0, otherwise every text would have the same answer
         id2label=dict(enumerate(labels)),
         label2id={label: index for index, label in enumerate(labels)},
         **config,
@@ -37,7 +37,7 @@ def save_classifier(folder: Path, labels: Sequence[str], seed: int = 7, **config
 
 
 def reference_logits(folder: Path, *texts: Sequence[str], max_length: int = 512) -> Array:
-    """Of texts, or of pairs of texts, each alone: as transformers tokenizes and computes them."""
+    """Return transformers' own logits of texts or pairs of texts, each computed alone."""
     import torch
     from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""A real classifier: scikit-learn's digits, of 8 × 8 pixels, told apart by a regression that is trained here."""
+"""A real classifier: a regression on scikit-learn's digits (8 × 8 pixels), trained here."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -22,9 +22,9 @@ Numbers = NDArray[np.float64]
 
 @cache
 def trained() -> tuple[LogisticRegression, Numbers, NDArray[np.int64]]:
-    """(the classifier of values from 0 to 1, pixels of digits that it never saw, what they are)."""
+    """Return a classifier of values from 0 to 1, digits that it was not trained on, and their labels."""
     digits = load_digits()
-    pixels = np.round(digits.data * 255 / 16) / 255  # as they come out of an eight-bit image
+    pixels = np.round(digits.data * 255 / 16) / 255  # like an eight-bit image's values
     model = LogisticRegression(C=0.3, max_iter=200).fit(pixels[:1200], digits.target[:1200])
     return model, pixels[1200:], digits.target[1200:]
 
@@ -37,7 +37,7 @@ def png(pixels: Numbers, mode: str = "L") -> bytes:
 
 
 def digits_graph(shape: Sequence[int | str], classes: int | str = 10) -> onnx.GraphProto:
-    """`pixels` FP32 of that shape to `logits`; each image's pixels in their order, channels last or first."""
+    """Return a network: `pixels` FP32 of that shape to `logits`; channels last or first."""
     model, *_ = trained()
     constants = [
         numpy_helper.from_array(model.coef_.astype(np.float32), "weights"),
@@ -56,7 +56,7 @@ def digits_graph(shape: Sequence[int | str], classes: int | str = 10) -> onnx.Gr
 
 
 def write_digits(repository: Path, name: str, shape: Sequence[int | str], settings: str = GRAY) -> Path:
-    """Returns the version's folder."""
+    """Write a classifier of digits and return its version's folder."""
     write_model(repository, name, digits_graph(shape))
     (repository / name / "model.yaml").write_text(f"task: classify\n{settings}")
     (repository / name / "1" / "labels.txt").write_text("".join(f"{label}\n" for label in NAMES))

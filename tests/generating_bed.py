@@ -1,8 +1,8 @@
-"""A block that generates text, with a runner as it is and an engine that does as it is told."""
+"""A block that generates text: the real runner with a scripted engine."""
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +12,28 @@ from prometheus_client import CollectorRegistry
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits, Telemetry
 from penstock.core.errors import PenstockError
-from penstock.core.generation import Delta, Generation, GenerationStanding, GenerationStep, Progress
+from penstock.core.generation import Delta, Generation, GenerationState, GenerationStep, Progress
 from penstock.core.signature import Signature
-from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
+from penstock.core.tensors import Tensor, TensorSpec, from_array, to_array
 from penstock.models.building import TaskSpec, build_task
 from penstock.models.loading import LoadedBlock
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.options import GenerateOptions, SamplingDefaults
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.worker.job import WorkerJob
 from penstock.worker.residency.resident import make_runner
-from penstock.worker.running.generation import GenerationRunner
-from penstock.worker.running.preparation import PreparedRoom
-from penstock.worker.running.runner import WorkerTools, now
+from penstock.worker.running.block_runner import WorkerTools, now
+from penstock.worker.running.generation_runner import GenerationRunner
+from penstock.worker.running.preparation import PreparedMemory
+from penstock.worker.worker_job import WorkerJob
 
 CHAT = Signature((TensorSpec("messages", "BYTES", (1,)),), (), "openvino_genai", "int4")
 NO_CHAT = Signature((), (), "openvino_genai", "int4")
 
 
 class Scripted:
-    """A GeneratingEngine: what a step brings is said by the test."""
+    """A GeneratingEngine whose steps are scripted by the test."""
 
     def __init__(self) -> None:
         self.added: dict[int, Generation] = {}
@@ -44,11 +44,6 @@ class Scripted:
 
     def load(self) -> Signature:
         return CHAT
-
-    def warm_up(self, inputs: Mapping[str, Array]) -> None: ...
-
-    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        raise AssertionError("it generates")
 
     def close(self) -> None:
         self.is_closed.set()
@@ -62,12 +57,12 @@ class Scripted:
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)
 
-    def probe(self, instance: int) -> str:
+    def probe(self) -> str:
         return self.problem
 
     def step(self, *progress: Progress) -> None:
-        """In a thread of its own, as an engine would."""
-        told = GenerationStep(progress, GenerationStanding(steps=1))
+        """Report a step from another thread, as an engine would."""
+        told = GenerationStep(progress, GenerationState(steps=1))
         thread = threading.Thread(target=self._tell, args=(told,))
         thread.start()
         thread.join()
@@ -76,7 +71,7 @@ class Scripted:
 def grown(
     number: int, text: str = "", finish: str = "", choice: int = 0, first: int = 0, is_over: bool = False
 ) -> Progress:
-    """A token of one choice; `first`: the prompt's tokens."""
+    """Return a step with one token of a choice; `first` is the number of the prompt's tokens."""
     delta = Delta(choice, text, [len(text)], [-0.5], finish, [text.encode()])
     return Progress(number, [delta], first, 0 if first else -1, is_over=is_over)
 
@@ -92,7 +87,7 @@ def chat_of(messages: object, **parameters: Any) -> TaskRequest:
 
 
 def found(tensors: Sequence[Tensor]) -> dict[str, list[Any]]:
-    """By name, texts as such."""
+    """Return outputs by name, with texts as strings."""
     lists = {tensor.name: to_array(tensor).tolist() for tensor in tensors}
     return {name: [v.decode() if isinstance(v, bytes) else v for v in values] for name, values in lists.items()}
 
@@ -112,7 +107,7 @@ class GeneratingBed:
             "blk", "m", "1", "openvino_genai", "int4", seen.inputs, seen.outputs, 0, 1, settings.for_block()
         )
         self.registry = CollectorRegistry()
-        tools = WorkerTools(PreparedRoom(2**30), WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
+        tools = WorkerTools(PreparedMemory(2**30), WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
         loaded = LoadedBlock(spec, task, self.engine, description, has_steady_cost=False)
         runner = make_runner(loaded, tools)
         assert isinstance(runner, GenerationRunner)
@@ -129,7 +124,7 @@ class GeneratingBed:
         return job
 
     def answered(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
-        assert job.job_id not in self.ended, "answered after the last answer"
+        assert job.job_id not in self.ended, "no answer follows the last one"
         if job.prepared is not None:
             self.tokens.setdefault(job.job_id, []).append(job.prepared.parameters.get("tokens"))
         if is_partial:

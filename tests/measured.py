@@ -1,4 +1,4 @@
-"""Results of an experiment as a run would leave them, from numbers that a test chooses."""
+"""Results of an experiment, made from numbers that a test chooses."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from penstock.experiments.results import Accuracy, CaseResult, Repeat, Results, 
 from penstock.experiments.sampler import UsageSample
 
 HISTOGRAM = Latencies([0.01] * 20).encode()
-# On a machine without MPS, and without a PyTorch engine, nothing of it can run.
+# Without MPS and without a PyTorch engine, none of these cases can run.
 AS_IN_THE_SEED = """
 name: "my_experiment"
 description: "Description of the experiment"
@@ -73,7 +73,7 @@ def make_results(
     cases: Sequence[Case] | None = None,
     machine: str = "a processor",
 ) -> Results:
-    """`rps` and `p99_ms` by case id, a number for each repeat; cases without are not run."""
+    """Return results; `rps` and `p99_ms` map a case id to a number for each repeat, and other cases are not run."""
     found = []
     for case in cases or make_cases(experiment={"concurrency_levels": [1, 8]}):
         numbers = rps.get(case.id, ())

@@ -1,4 +1,4 @@
-"""GPUs that are not there: a driver's library for NVIDIA's own binding, and what stands in for the binding itself."""
+"""Simulated GPUs: a driver library for NVIDIA's binding, and a substitute for the binding itself."""
 
 import shutil
 import subprocess
@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 GIB = 2**30
 HAS_COMPILER = shutil.which("cc") is not None
-# Just enough of NVIDIA's library for the real binding: two GPUs, of which the second tells neither load nor processes.
+# Just enough of NVIDIA's library for the real binding: two GPUs, the second of which reports neither load nor
+# processes.
 STUB = """
 #include <string.h>
 typedef unsigned int u; typedef unsigned long long ull;
@@ -31,7 +32,7 @@ u nvmlDeviceGetComputeRunningProcesses_v3(void *gpu, u *count, process *found) {
 
 
 def stub_environment(folder: Path) -> dict[str, str]:
-    """Of a process that finds the stub in place of a driver; empty without a compiler: it finds none."""
+    """Return the environment of a process that finds the stub as its driver; without a compiler it is empty."""
     if not HAS_COMPILER:
         return {}
     (folder / "stub.c").write_text(STUB)
@@ -43,13 +44,13 @@ def stub_environment(folder: Path) -> dict[str, str]:
 class FakeGpu:
     total: int = 8 * GIB
     used: int = 0
-    busy: int | None = 0  # percent; none: it does not tell
+    busy: int | None = 0  # percent; None: not reported
     processes: dict[int, int | None] = field(default_factory=dict)
     is_lost: bool = False
 
 
 class FakeNvml:
-    """As much of `pynvml` as Penstock asks."""
+    """The part of `pynvml` that Penstock uses."""
 
     def __init__(self, *gpus: FakeGpu) -> None:
         self.gpus = gpus

@@ -1,4 +1,4 @@
-"""A model registry with its gRPC door, in this process, and models to put into it."""
+"""A model registry with its gRPC endpoint in this process, and models to upload."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -8,18 +8,19 @@ from pathlib import Path
 
 import grpc
 
-from penstock.access.guard import open_guard
 from penstock.client.registry import RegistryClient
 from penstock.core.config import RegistrySettings
-from penstock.core.manifest import Manifest, make_manifest
-from penstock.manager.access.door import GuardedDoor
-from penstock.manager.models.registry import ModelRegistry
-from penstock.manager.models.service import TAKE_S, ModelRegistryService
+from penstock.endpoints.guard import Guard, open_guard
+from penstock.endpoints.guarded_server import GuardedServer
+from penstock.features.registry.manifest import Manifest, make_manifest
+from penstock.features.registry.model_registry import ModelRegistry
+from penstock.features.registry.registry_service import READ_S, ModelRegistryService
+from penstock.features.registry.uploads import UploadRules
 from penstock.pb.v1 import registry_pb2_grpc
-from penstock.storage.metadata.base import MetadataStore
+from penstock.storage.metadata.metadata_store import MetadataStore
 from penstock.storage.metadata.opening import open_metadata
-from penstock.storage.objects.base import ObjectStore
-from penstock.storage.objects.folder import FolderObjects
+from penstock.storage.objects.folder_objects import FolderObjects
+from penstock.storage.objects.object_store import ObjectStore
 
 SETTINGS = "task: tensor\ntags: [small]\n"
 
@@ -36,7 +37,7 @@ class RegistryBed:
         return RegistryClient(self.address)
 
     def stored(self) -> set[str]:
-        """Names of all that lies in the object store."""
+        """Return the names of all objects in the store."""
         return {file.name for file in (self.folder / "objects").rglob("*") if file.is_file()}
 
     def staged(self) -> list[Path]:
@@ -45,14 +46,19 @@ class RegistryBed:
 
 @asynccontextmanager
 async def registry_bed(
-    folder: Path, settings: RegistrySettings | None = None, objects: ObjectStore | None = None, take_s: float = TAKE_S
+    folder: Path,
+    settings: RegistrySettings | None = None,
+    rules: UploadRules | None = None,
+    objects: ObjectStore | None = None,
+    read_s: float = READ_S,
+    guard: Guard | None = None,
 ) -> AsyncIterator[RegistryBed]:
     store = await open_metadata("sqlite:///metadata.db", folder)
     objects = objects or FolderObjects(folder / "objects")
-    registry = ModelRegistry(store, objects, folder / "uploads", settings or RegistrySettings())
+    registry = ModelRegistry(store, objects, folder / "uploads", settings or RegistrySettings(), rules=rules)
     server = grpc.aio.server()
-    door = GuardedDoor(server, open_guard())
-    registry_pb2_grpc.add_ModelRegistryServicer_to_server(ModelRegistryService(registry, take_s), door)
+    endpoint = GuardedServer(server, guard or open_guard())
+    registry_pb2_grpc.add_ModelRegistryServicer_to_server(ModelRegistryService(registry, read_s), endpoint)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -63,7 +69,7 @@ async def registry_bed(
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
-    """By their SHA-256."""
+    """Return the files by their SHA-256."""
     found = {}
     for name, data in files.items():
         file = folder / name

@@ -9,28 +9,29 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from penstock.access.guard import Guard
-from penstock.app.client_doors import ClientDoors
-from penstock.app.gateway import Gateway
+from penstock.app.gateway.client_endpoints import ClientEndpoints
+from penstock.app.gateway.gateway import Gateway
 from penstock.app.ports import open_http_socket
 from penstock.core.blocks import BlockState, GatewayMember
 from penstock.core.config import Config, Telemetry, WorkerSettings
-from penstock.manager.manager import Manager
-from penstock.manager.server import serve_manager
+from penstock.endpoints.guard import Guard
+from penstock.features.registry.sources import ModelSources
+from penstock.manager.manager_server import serve_manager
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.wire.control import RemoteControl
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.endpoints import Endpoint
-from penstock.wire.leader import Leader, SoleManager
+from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.manager_connection import ManagerConnection
+from penstock.wire.zmq_endpoints import Endpoint
 from penstock.worker.loop import Worker
+from tests.managers import block_views, make_manager
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRoles:
     gateway: Gateway
-    doors: ClientDoors
+    endpoints: ClientEndpoints
     grpc: str
     http: str  # host and port
 
@@ -45,7 +46,7 @@ async def roles_running(
     async with AsyncExitStack() as stack:
         store = await SqliteMetadataStore.open(config.data_dir / "metadata.db")
         stack.push_async_callback(store.close)
-        manager = Manager(store, config.models, is_fresh=True)
+        manager = make_manager(store, config.models, is_fresh=True)
         stack.push_async_callback(manager.close)
         await manager.start()
         control = f"unix:{folder / 'manager.sock'}"
@@ -54,18 +55,18 @@ async def roles_running(
         gateway = Gateway("gateway-0", config, traces, guard)
         stack.push_async_callback(gateway.close)
         endpoint = gateway.listen(Endpoint(f"ipc://{folder / 'gateway.ipc'}"))
-        leader = Leader(SoleManager(control))
+        leader = Leader(FixedLeader(control))
         stack.push_async_callback(leader.close)
-        remote = RemoteControl(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
+        remote = ManagerConnection(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
         stack.push_async_callback(remote.close)
         http = open_http_socket(config.host, 0)
-        doors = await gateway.begin(remote, Certificates(), folder)
-        port = await doors.open(0, http, folder / "metrics", gateway.publish)
+        endpoints = await gateway.begin(remote, Certificates(), folder)
+        port = await endpoints.open(0, http, folder / "metrics", gateway.publish_metrics)
         stop = asyncio.Event()
-        worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces)
+        worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces, ModelSources(config))
         running = asyncio.create_task(worker.run(stop))
-        await manager.wait_until(lambda: all(view.state is BlockState.READY for view in manager.view()))
-        await gateway.catch_up()
-        yield RunningRoles(gateway, doors, f"{config.host}:{port}", f"{config.host}:{http.getsockname()[1]}")
+        await manager.control.wait_until(lambda: all(view.state is BlockState.READY for view in block_views(manager)))
+        await gateway.catch_up(10.0)
+        yield RunningRoles(gateway, endpoints, f"{config.host}:{port}", f"{config.host}:{http.getsockname()[1]}")
         stop.set()
         await running

@@ -1,4 +1,4 @@
-"""A real server that speaks S3, as a process of its own: `rclone serve s3`."""
+"""A real S3 server as a separate process: `rclone serve s3`."""
 
 import socket
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import eventually
 from penstock.core.config import S3Settings
-from penstock.wire.credentials.files import NO_FILES, TlsFiles
+from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles
 
 START_S = 20.0
 KEY_ID, SECRET = "PENSTOCKTESTKEY", "penstock-test-secret"

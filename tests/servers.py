@@ -8,10 +8,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.chaos.repository import slow_network
 from penstock.pb.inference import grpc_service_pb2 as pb
+from tests.chaos.repository import slow_network
 
 ROOT = Path(__file__).parent.parent
+# A command line in front of a server that makes it the first process of a namespace, as in a container.
+PROCESS_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
 
 IDENTITY_TYPES = {
     "BOOL": TensorProto.BOOL,
@@ -32,7 +34,7 @@ IDENTITY_TYPES = {
 
 
 def floats(model: str, *numbers: float, rows: int = 1, version: str = "", request_id: str = "") -> pb.ModelInferRequest:
-    """A request with `x` FP32 [rows, len(numbers)]."""
+    """Return a request with `x` FP32 [rows, len(numbers)]."""
     array = np.tile(np.array(numbers, np.float32), (rows, 1))
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
     message.inputs.add(name="x", datatype="FP32", shape=array.shape)
@@ -41,25 +43,25 @@ def floats(model: str, *numbers: float, rows: int = 1, version: str = "", reques
 
 
 def floats_json(*numbers: float, rows: int = 1) -> dict[str, Any]:
-    """The same over REST."""
+    """Return the body of a REST request with `x` FP32 [rows, len(numbers)]."""
     shape = [rows, len(numbers)]
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": [*numbers] * rows}]}
 
 
 def log_lines(log: Path) -> list[dict[str, Any]]:
-    """What a server logged, without what it printed otherwise."""
+    """Return the events in a server's log without its other output."""
     lines = log.read_text(errors="replace").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def answered(response: pb.ModelInferResponse) -> list[float]:
-    """The numbers of `y`."""
+    """Return the numbers of `y`."""
     (raw,) = response.raw_output_contents
     return list(np.frombuffer(raw, np.float32).tolist())
 
 
 def write_identity(repository: Path, name: str, datatype: str, settings: str = "") -> None:
-    """A model `x` → `y` of any size [n, m] that gives back what it gets."""
+    """Write a model `x` → `y` of any size [n, m] that returns its input."""
     kind = IDENTITY_TYPES[datatype]
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
@@ -71,7 +73,7 @@ def write_identity(repository: Path, name: str, datatype: str, settings: str = "
 
 
 def write_add_sub(repository: Path, name: str, settings: str = "") -> None:
-    """Two inputs and two outputs: `sum` and `difference` of `a` and `b`, INT32 [n, 4]."""
+    """Write a model with two inputs and two outputs: `sum` and `difference` of `a` and `b`, INT32 [n, 4]."""
     shape: list[str | int | None] = ["n", 4]
     graph = helper.make_graph(
         [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])],
@@ -83,7 +85,7 @@ def write_add_sub(repository: Path, name: str, settings: str = "") -> None:
 
 
 def write_factor(repository: Path, name: str, factor: float, settings: str = "", version: int = 1) -> None:
-    """A model `x` → `y` that multiplies: its answers tell which file was loaded."""
+    """Write a model `x` → `y` that multiplies, so that answers show which file was loaded."""
     shape = ["n", "m"]
     graph = helper.make_graph(
         [helper.make_node("Mul", ["x", "factor"], ["y"])],
@@ -96,7 +98,7 @@ def write_factor(repository: Path, name: str, factor: float, settings: str = "",
 
 
 def write_slow(repository: Path, name: str, settings: str = "") -> None:
-    """A model `x` → `y`, FP32 [n, m], that gives back what it gets after as many rounds of work as its largest number.
+    """Write a model `x` → `y`, FP32 [n, m], that returns its input after as many rounds of work as its largest number.
 
     A round takes about half a millisecond.
     """

@@ -1,4 +1,4 @@
-"""Small models: networks with weights, to convert in a moment, and files that are none."""
+"""Small models: networks with weights that convert quickly, and files that are not models."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ WIDTH = 32
 
 
 def dense_graph(seed: int = 0) -> onnx.GraphProto:
-    """`x` FP32 [n, 32] → `y` FP32 [n, 16], two layers."""
+    """Return a network of two layers: `x` FP32 [n, 32] → `y` FP32 [n, 16]."""
     rng = np.random.default_rng(seed)
     weights = {"w1": (WIDTH, 64), "b1": (64,), "w2": (64, 16), "b2": (16,)}
     return helper.make_graph(
@@ -32,7 +32,7 @@ def dense_graph(seed: int = 0) -> onnx.GraphProto:
 
 
 def write_dense(repository: Path, name: str = "dense", settings: str = "", is_external: bool = False) -> Path:
-    """The model's folder. `is_external`: its weights lie in a file beside the network."""
+    """Write a model with its weights in the file or, if `is_external`, beside it; return its folder."""
     write_model(repository, name, dense_graph(), settings)
     file = repository / name / "1" / "model.onnx"
     if is_external:
@@ -43,7 +43,7 @@ def write_dense(repository: Path, name: str = "dense", settings: str = "", is_ex
 
 
 def write_folder(folder: Path) -> Path:
-    """A model whose files no engine could load."""
+    """Write a model whose files no engine can load."""
     (folder / "1").mkdir(parents=True)
     (folder / "model.yaml").write_text("task: tensor\nresidence: {load: lazy, idle_unload_s: 7, max_waiting_s: 8}\n")
     (folder / "1" / "model.onnx").write_bytes(b"model")

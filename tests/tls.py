@@ -1,4 +1,4 @@
-"""Servers and clients that trust an authority of the test's own."""
+"""Servers and clients that trust a certificate authority of the tests."""
 
 import ssl
 import urllib.request
@@ -10,8 +10,8 @@ import grpc
 
 from benchmarks.server import ServerProcess
 from penstock.wire.credentials.authority import CA, Authority
-from penstock.wire.credentials.channels import client_context, client_credentials
-from penstock.wire.credentials.files import TlsFiles
+from penstock.wire.credentials.client_tls import client_context, client_credentials
+from penstock.wire.credentials.tls_files import TlsFiles
 
 HOSTS = ("localhost", "127.0.0.1")
 
@@ -32,7 +32,7 @@ class TestAuthority:
         return str(self.folder / CA)
 
     def files(self, name: str = "") -> TlsFiles:
-        """Of one that was issued; of nobody: a client that shows no certificate."""
+        """Return the TLS files of an issued certificate, or those of a client without a certificate."""
         cert, key = (str(self.folder / f"{name}{end}.pem") if name else "" for end in ("", "-key"))
         return TlsFiles(cert, key, self.ca)
 
@@ -44,7 +44,7 @@ class TestAuthority:
         return client_context(self.files(name))
 
     def channel(self, address: str, name: str = "") -> grpc.Channel:
-        options = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
+        options = (("grpc.use_local_subchannel_pool", 1),)  # each channel has its own connection
         return grpc.secure_channel(address, client_credentials(self.files(name)), options=options)
 
 

@@ -1,4 +1,4 @@
-"""A block's runner with real threads, and engines that do as they are told."""
+"""A block's runner with real threads and scripted engines."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,35 +13,34 @@ from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits, Telemetry
 from penstock.core.errors import DeviceOutOfMemory, EngineFailed, PenstockError
-from penstock.core.manifest import DeclaredTensor
-from penstock.core.signature import Signature
+from penstock.core.signature import DeclaredTensor, Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
-from penstock.engines.base import CallContext
-from penstock.engines.options import PythonOptions
+from penstock.engines.engine_options import PythonOptions
+from penstock.engines.engine_protocols import CallContext
 from penstock.models.building import TaskSpec
 from penstock.models.loading import LoadedBlock
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.tensor import TensorTask
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.worker.job import WorkerJob
 from penstock.worker.residency.resident import make_runner
-from penstock.worker.running.preparation import PreparedRoom
-from penstock.worker.running.runner import QueueRunner, WorkerTools, now
+from penstock.worker.running.block_runner import QueueRunner, WorkerTools, now
+from penstock.worker.running.preparation import PreparedMemory
+from penstock.worker.worker_job import WorkerJob
 
 MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
 
 
 class Doubler:
-    """Doubles its input; fails on negative numbers and on too many rows; waits while the gate is shut."""
+    """Doubles its input; fails on negative numbers and on too many rows; waits while the gate is closed."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.entered = 0  # calls
         self.batches: list[int] = []
-        self.values: list[float] = []  # the first of each batch
+        self.values: list[float] = []  # the first row of each batch
         self.threads: set[str] = set()
         self.most_rows = 2**30
         self.is_closed = False
@@ -69,14 +68,14 @@ class Doubler:
 
 
 class Storyteller(Doubler):
-    """A ContextEngine: told x, it doubles it, or tells x answers; on a negative number it fails after that many."""
+    """A ContextEngine that returns 2x, or streams x answers; on a negative number it fails after that many."""
 
     def __init__(self) -> None:
         super().__init__()
         self.contexts: list[CallContext] = []
-        self.story: list[str] = []  # what the model heard, in its order
+        self.story: list[str] = []  # calls to the model, in order
         self.made = 0  # answers
-        self.stopped = threading.Event()  # a stream has come to its end, whichever
+        self.stopped = threading.Event()  # a stream has ended, any one
         self.problem = ""
 
     def infer_with(
@@ -153,7 +152,7 @@ class Bed:
             description,
             has_steady_cost=is_steady,
         )
-        self.room = PreparedRoom(2**30)
+        self.room = PreparedMemory(2**30)
         tools = WorkerTools(self.room, WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
         runner = make_runner(loaded, tools)
         assert isinstance(runner, QueueRunner)
@@ -178,7 +177,7 @@ class Bed:
         return job
 
     def answered(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
-        assert job.job_id not in self.answers, "answered after the last answer"
+        assert job.job_id not in self.answers, "no answer follows the last one"
         if is_partial:
             assert isinstance(outcome, list)
             self.partials.setdefault(job.job_id, []).append(float(to_array(outcome[0])[0, 0]))
@@ -186,7 +185,7 @@ class Bed:
             self.answers[job.job_id] = outcome
 
     async def wait(self, count: int) -> None:
-        """For so many last answers."""
+        """Wait for this many last answers."""
         await until(lambda: len(self.answers) >= count)
 
     def value(self, job_id: int) -> float:

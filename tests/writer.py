@@ -1,4 +1,4 @@
-"""A small server of the protocol that writes text as blocks do that generate it."""
+"""A small server of the protocol that sends text like blocks that generate it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 from penstock.core.tensors import Array, from_array
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc as rpc
+from tests.stub_server import stub_serving
 
 PARTS = ("Once", " upon", " a time")
 
@@ -35,12 +36,15 @@ def answer(
 
 @dataclass
 class Writer(rpc.GRPCInferenceServiceServicer):
-    """Models: `m` writes; `silent` stops after its first part; `flaky` refuses its first request, `lost` fails after
-    its first part."""
+    """A server that generates text; the model selects how it behaves.
+
+    Model `m` writes; `silent` stops after its first part; `flaky` refuses its first request; `lost` fails after its
+    first part.
+    """
 
     address: str = ""
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # a call that was left
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # a call that was abandoned
 
     async def ModelInfer(
         self, message: pb.ModelInferRequest, context: grpc.aio.ServicerContext
@@ -89,9 +93,5 @@ class Writer(rpc.GRPCInferenceServiceServicer):
 @asynccontextmanager
 async def writing() -> AsyncIterator[Writer]:
     edge = Writer()
-    serving = grpc.aio.server()
-    rpc.add_GRPCInferenceServiceServicer_to_server(edge, serving)
-    edge.address = f"127.0.0.1:{serving.add_insecure_port('127.0.0.1:0')}"
-    await serving.start()
-    yield edge
-    await serving.stop(0)
+    async with stub_serving(edge) as edge.address:
+        yield edge

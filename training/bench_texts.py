@@ -38,7 +38,7 @@ def main(rdb: Path) -> None:
 
 
 def read_books(rdb: Path) -> Iterator[list[str]]:
-    """R's lazy-load file: for each object its size, then a zlib stream of its serialization."""
+    """Read R's lazy-load file: the size of each object, then a zlib stream of its serialization."""
     rest = rdb.read_bytes()
     while rest:
         inflater = zlib.decompressobj()
@@ -48,7 +48,7 @@ def read_books(rdb: Path) -> Iterator[list[str]]:
 
 
 def read_strings(raw: bytes) -> Iterator[str]:
-    """A character vector as R's serialize() writes it, in format 3, big-endian."""
+    """Read a character vector as R's serialize() writes it, in format 3, big-endian."""
     magic, _, _, _, encoding_size = struct.unpack_from(">2s4i", raw)
     assert magic == b"X\n"
     offset = 18 + encoding_size
@@ -83,7 +83,7 @@ def split_sentences(paragraph: str) -> Iterator[str]:
 
 
 def group(sentences: list[str]) -> Iterator[str]:
-    """Whole sentences, one after the other, until they make a passage."""
+    """Join whole sentences until they make a passage."""
     words: list[str] = []
     for sentence in sentences:
         words += sentence.split()

@@ -82,7 +82,7 @@ MIN_DETAIL = 1.2  # mean |original - upscaled| in 1/255: a blurred background te
 
 
 def fetch(package: str, work: Path) -> Path:
-    """The folder that the package is unpacked in."""
+    """Return the folder with the package's unpacked files."""
     folder = work / package
     if not folder.is_dir():
         work.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def find_photographs(work: Path) -> Iterator[Path]:
 
 
 def read_luminance(path: Path, long_side: int) -> Image.Image | None:
-    """The photograph's luminance at that size, both sides even; None where it would not shrink."""
+    """Return the photograph's luminance at that size with even sides, or None if it would not shrink."""
     with Image.open(path) as image:
         ratio = long_side / max(image.size)
         if ratio > 0.85:
@@ -111,7 +111,7 @@ def read_luminance(path: Path, long_side: int) -> Image.Image | None:
 
 
 def degrade(original: Image.Image) -> Pair:
-    """(what bicubic makes of the halved original, the original)."""
+    """Return the halved original enlarged by bicubic interpolation, and the original."""
     width, height = original.size
     low = original.resize((width // 2, height // 2), Image.Resampling.BICUBIC)
     upscaled = low.resize((width, height), Image.Resampling.BICUBIC)

@@ -22,10 +22,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from train_srcnn import follow, learning_rate, psnr, turn
 
-DILATIONS = (1, 1, 2, 2, 1, 1)  # it sees 8 pixels far, which is upscale.overlap
+DILATIONS = (1, 1, 2, 2, 1, 1)  # the receptive field has a radius of 8 pixels: upscale.overlap
 WIDTH = 24
-SIDE = 56  # of what it learns on at a time
-STRENGTHS = (10, 15, 25, 35, 50)  # standard deviations of the noise that it is measured with, of 255
+SIDE = 56  # of a training crop
+STRENGTHS = (10, 15, 25, 35, 50)  # standard deviations of the noise in the test, of 255
 
 
 class Denoiser(nn.Module):
@@ -50,7 +50,7 @@ class Denoiser(nn.Module):
 
 
 def make_noisy(clean: Tensor, strength: Tensor | float) -> Tensor:
-    """As an eight-bit file has it."""
+    """Round as an eight-bit file does."""
     noisy = clean + torch.randn_like(clean) * strength / 255
     return noisy.mul(255).round().clamp(0, 255) / 255
 
@@ -60,14 +60,14 @@ def take_batch(photographs: Tensor, size: int, most_noise: float) -> tuple[Tenso
     top, left = (int(torch.randint(photographs.shape[-1] - SIDE + 1, ())) for _ in range(2))
     clean = photographs[chosen, :, top : top + SIDE, left : left + SIDE].float() / 255
     clean, _ = turn(clean, clean)
-    # Half of a photograph is out of focus, and what was cut to learn on is not.
+    # Half of a photograph is out of focus, but the training crops are sharp.
     softened = torch.rand(size, 1, 1, 1) < 0.25
     clean = torch.where(softened, nn.functional.avg_pool2d(clean, 5, 1, 2, count_include_pad=False), clean)
     return make_noisy(clean, torch.rand(size, 1, 1, 1) * most_noise), clean
 
 
 def evaluate(network: nn.Module, held: Tensor, strength: float) -> tuple[float, float]:
-    """(dB of what is noisy, dB of what the network makes of it), on average over held-out crops."""
+    """Return the mean dB of the noisy and of the denoised held-out crops."""
     torch.manual_seed(7)
     theirs, ours = [], []
     with torch.no_grad():
@@ -80,15 +80,15 @@ def evaluate(network: nn.Module, held: Tensor, strength: float) -> tuple[float, 
 
 
 def train(network: nn.Module, clean: Tensor, held: Tensor, options: argparse.Namespace) -> nn.Module:
-    """The average of the weights over training's steps, which is steadier than the last ones."""
+    """Return the average of the weights over the training steps, which varies less than the last weights."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=options.rate, weight_decay=0.0)
     average = copy.deepcopy(network).requires_grad_(False)
-    margin = sum(DILATIONS)  # where zero padding reaches: no lesson there
+    margin = sum(DILATIONS)  # zero padding affects these pixels, so they are left out
     inner = (..., slice(margin, -margin), slice(margin, -margin))
     start, began, step, report_at = time.process_time(), time.monotonic(), 0, 0.05
 
     def share() -> float:
-        """By the processor's time: others may need it, too."""
+        """Return the used share of the processor time, or of the longest time if other programs use the machine."""
         used, passed = time.process_time() - start, time.monotonic() - began
         return max(used / (options.minutes * 60), passed / (options.at_most * 60))
 

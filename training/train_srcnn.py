@@ -62,14 +62,14 @@ def start_as_identity(network: nn.Sequential) -> None:
 
 
 def psnr(estimate: Tensor, truth: Tensor) -> Tensor:
-    """dB per image, of 8-bit values, borders shaved."""
+    """Return dB per image, of 8-bit values, without the borders."""
     inner = (..., slice(SHAVE, -SHAVE), slice(SHAVE, -SHAVE))
     error = (estimate[inner].mul(255).round().clamp(0, 255) - truth[inner].mul(255)).square()
     return 10 * torch.log10(255**2 / error.mean(dim=(1, 2, 3)).clamp_min(1e-9))
 
 
 class Photographs:
-    """The .npz on the device, as uint8 [n, 1, height, width]."""
+    """Load the .npz onto the device, as uint8 [n, 1, height, width]."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         arrays = np.load(path)
@@ -85,7 +85,7 @@ class Photographs:
 
 
 def turn(upscaled: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
-    """One of the eight ways to lay a square, at random."""
+    """Rotate and flip the squares at random."""
     turns = int(torch.randint(4, ()))
     upscaled, original = (torch.rot90(plane, turns, (2, 3)) for plane in (upscaled, original))
     if torch.rand(()) < 0.5:
@@ -94,7 +94,7 @@ def turn(upscaled: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def evaluate(network: nn.Module, photographs: Photographs) -> tuple[Tensor, Tensor]:
-    """(dB of bicubic, dB of the network), per held-out crop."""
+    """Return the dB of bicubic and of the network for each held-out crop."""
     ours, theirs = [], []
     with torch.no_grad():
         for upscaled, original in zip(photographs.held_upscaled, photographs.held_original, strict=True):
@@ -105,15 +105,15 @@ def evaluate(network: nn.Module, photographs: Photographs) -> tuple[Tensor, Tens
 
 
 def learning_rate(progress: float, peak: float) -> float:
-    """Warm up over the first 2 %, then down a cosine to a hundredth."""
+    """Raise the learning rate over the first 2%, then lower it along a cosine to a hundredth."""
     if progress < 0.02:
         return peak * progress / 0.02
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - 0.02) / 0.98)))
 
 
 def train(network: nn.Module, photographs: Photographs, options: argparse.Namespace) -> nn.Module:
-    """The average of the weights over training's steps, which is steadier than the last ones."""
-    margin = sum(kernel // 2 for kernel in options.kernels)  # where zero padding reaches: no lesson there
+    """Return the average of the weights over the training steps, which varies less than the last weights."""
+    margin = sum(kernel // 2 for kernel in options.kernels)  # zero padding affects these pixels, so they are left out
     inner = (..., slice(margin, -margin), slice(margin, -margin))
     optimizer = torch.optim.AdamW(network.parameters(), lr=options.rate, weight_decay=0.0)
     average = copy.deepcopy(network).requires_grad_(False)
@@ -144,7 +144,7 @@ def follow(average: nn.Module, network: nn.Module, decay: float) -> None:
 
 
 def to_onnx(network: nn.Sequential) -> onnx.ModelProto:
-    """Built from the weights: the graph is small enough to need no exporter."""
+    """Build the ONNX graph from the weights, without an exporter."""
     nodes, weights, current = [], [], "luminance"
     convolutions = [layer for layer in network if isinstance(layer, nn.Conv2d)]
     for index, layer in enumerate(convolutions, start=1):
@@ -165,7 +165,7 @@ def to_onnx(network: nn.Sequential) -> onnx.ModelProto:
     answer = helper.make_tensor_value_info("luminance_sr", TensorProto.FLOAT, dimensions)
     graph = helper.make_graph(nodes, "srcnn", [given], [answer], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="penstock")
-    model.ir_version = 8  # the newest that opset 17's contemporaries read
+    model.ir_version = 8  # the newest version that runtimes of opset 17's time read
     onnx.checker.check_model(model)
     return model
 

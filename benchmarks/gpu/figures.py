@@ -1,4 +1,4 @@
-"""The figures of a run on a GPU: served over what the bare device and the bare codec allow, and what a soak showed."""
+"""The figures of a run on a GPU: served rates as shares of the bare device and codec, and the growth in a soak test."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -13,12 +13,15 @@ def text_over_raw(served: Sequence[float], raw: Sequence[float]) -> SuiteFigure:
 
 
 def image_over_limit(served: Sequence[float], raw: Sequence[float], cores: int, codec_s: float) -> SuiteFigure:
-    """The limit is the lesser of what the bare network and the cores' bare codec do."""
+    """Return the ratio to the limit, which is the lower of the bare network and the cores' bare codec."""
     return ratio("gpu_image_over_limit", served, [min(rate, cores / codec_s) for rate in raw], 0.7)
 
 
 def soak_figures(series: Mapping[str, Sequence[float]]) -> list[SuiteFigure]:
-    """`series` as SoakSeries tells it. The first quarter is left out: what is made once is no growth."""
+    """Return the growth over a SoakSeries.
+
+    The first quarter is left out, because one-time allocations are no growth.
+    """
     p99 = series["p99_ms"]
     typical = median(p99)
     return [
@@ -29,7 +32,7 @@ def soak_figures(series: Mapping[str, Sequence[float]]) -> list[SuiteFigure]:
 
 
 def growth(values: Sequence[float]) -> float:
-    """From the second quarter to the last, as a share."""
+    """Return the growth from the second quarter to the last, as a share."""
     part = max(1, int(len(values) * LATE))
     before, after = median(values[part : 2 * part]), median(values[-part:])
     return after / before - 1 if before else 0.0

@@ -1,4 +1,4 @@
-"""Photographs to be made 1080p: the small ones that ship, side by side."""
+"""Photographs to enlarge to 1080p, made of the small shipped ones side by side."""
 
 from io import BytesIO
 
@@ -11,7 +11,7 @@ QUALITY = 90
 
 
 def mosaics() -> list[bytes]:
-    """As many JPEG files as there are photographs, each beginning with another of them."""
+    """Return as many JPEG files as there are photographs; each starts with a different photograph."""
     small = [Image.open(BytesIO(file)).convert("RGB") for file in photos()]
     found = []
     for first in range(len(small)):

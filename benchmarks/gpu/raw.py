@@ -1,4 +1,4 @@
-"""The most that the device gives in this process: tokens and pixels lie on it already, answers stay there."""
+"""The highest rate of the device in this process: inputs are on the device already, and outputs stay there."""
 
 import os
 import time
@@ -14,9 +14,9 @@ from PIL import Image
 
 from benchmarks.gpu.repository import MAX_LENGTH, precision_on
 from penstock.core.tensors import Array
-from penstock.engines.options import TorchOptions
-from penstock.engines.torch.devices import DTYPES, choose
-from penstock.engines.torch.files import open_file
+from penstock.engines.engine_options import TorchOptions
+from penstock.engines.torch.torch_devices import DTYPES, choose_target
+from penstock.engines.torch.torch_files import open_file
 from penstock.tasks.images.png import encode_png
 from penstock.tasks.text import TextTokenizer
 
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class RawForward:
-    """Ways to do the same work, of which the fastest is sought once and then measured in turns."""
+    """Ways to do the same work; the fastest is found once and then measured in turns."""
 
     device: str
     items: int  # of a pass
@@ -60,8 +60,8 @@ class RawForward:
 
 
 def bare_text(folder: Path, device: str, texts: Sequence[str]) -> RawForward:
-    """Sorted by length, in batches of each size: launched one by one and, on CUDA, as graphs."""
-    target = choose(device, precision_on(device))
+    """Measure texts sorted by length in batches of each size, launched one by one and, on CUDA, as graphs."""
+    target = choose_target(device, precision_on(device))
     model = open_file(folder / "modules.json", TorchOptions(), target)
     rows = sorted(token_ids(folder, texts), key=len)
     ways: dict[str, Callable[[], None]] = {}
@@ -75,8 +75,8 @@ def bare_text(folder: Path, device: str, texts: Sequence[str]) -> RawForward:
 
 
 def bare_images(file: Path, device: str, width: int, height: int) -> RawForward:
-    """The network on luminance of the answer's size."""
-    target = choose(device, "auto")
+    """Measure the network on luminance planes of the answer's size."""
+    target = choose_target(device, "auto")
     torch.backends.cudnn.benchmark = True
     network = open_file(file, TorchOptions(), target).module
     network.to(dtype=DTYPES[precision_on(device)], memory_format=torch.channels_last)
@@ -91,7 +91,7 @@ def bare_images(file: Path, device: str, width: int, height: int) -> RawForward:
 
 
 def codec_cpu_s(files: Sequence[bytes], answers: Sequence[bytes]) -> float:
-    """CPU seconds an image to decode what is sent and to encode what is answered, and nothing else."""
+    """Return the CPU seconds per image for decoding the request and encoding the answer."""
     planes = [np.asarray(Image.open(BytesIO(answer)).convert("RGB")) for answer in answers]
     start = time.process_time()
     for _ in range(CODEC_RUNS):
@@ -103,8 +103,8 @@ def codec_cpu_s(files: Sequence[bytes], answers: Sequence[bytes]) -> float:
 
 
 def cpu_vectors(folder: Path, texts: Sequence[str]) -> Array:
-    """What the same weights give on the processor in FP32, in the order of the texts."""
-    target = choose("cpu", "fp32")
+    """Return the vectors of the same weights on the CPU in FP32, in the order of the texts."""
+    target = choose_target("cpu", "fp32")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = open_file(folder / "modules.json", TorchOptions(), target)
     ids = token_ids(folder, texts)
@@ -124,7 +124,7 @@ def token_ids(folder: Path, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _inputs(rows: Sequence[Sequence[int]], count: int, device: Any) -> list[Any]:
-    """Ids, mask and, where the model takes three, types."""
+    """Return ids, mask and, if the model takes three inputs, types."""
     arrays = np.zeros((count, len(rows), max(map(len, rows))), np.int64)
     for row, ids in enumerate(rows):
         arrays[0, row, : len(ids)] = ids

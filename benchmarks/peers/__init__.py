@@ -1,1 +1,1 @@
-"""Penstock's peers, each in a venv of its own, under the same load."""
+"""Comparison of Penstock with its peers, each in its own venv, under the same load."""

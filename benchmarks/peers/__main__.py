@@ -1,4 +1,4 @@
-"""`benchmarks/peers/run`: Penstock and its peers measured in turns, one report."""
+"""`benchmarks/peers/run`: measures Penstock and its peers in turns and writes a report."""
 
 import argparse
 import signal
@@ -86,7 +86,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _chosen(only: Sequence[str]) -> tuple[list[str], list[Group]]:
-    """Servers and groups; all of either where none is named."""
+    """Return the chosen servers and groups; all if none is named."""
     names = [name for part in only for name in part.split(",") if name]
     known = {*SERVERS, *(group.name for group in GROUPS)}
     if unknown := [name for name in names if name not in known]:
@@ -131,7 +131,7 @@ def _measure(
 def _with_open(
     groups: Sequence[Group], planned: Sequence[PeerTurn], results: PeerResults, progress: Progress
 ) -> Iterator[PeerTurn]:
-    """What is planned, and then what follows from it."""
+    """Return the planned turns, followed by the turns that depend on their results."""
     yield from planned
     following = open_turns(groups, planned, results.records)
     progress.add(following)

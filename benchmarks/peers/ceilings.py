@@ -1,4 +1,4 @@
-"""The bare in-process ceiling: what the engine gives without a server, for the text loads."""
+"""The ceiling of the text loads: the rate of the bare engine in this process, without a server."""
 
 import sys
 from functools import partial

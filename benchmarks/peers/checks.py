@@ -1,4 +1,4 @@
-"""Answers before figures: what a server answers over its real protocol must be what the model says."""
+"""Checks of answers before measurements: a server's answers over its real protocol must equal the model's."""
 
 import http.client
 import io
@@ -25,14 +25,14 @@ _MESSAGE_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_mes
 
 
 class References:
-    """The right answers: ONNX Runtime FP32, one item at a time, in this process."""
+    """The right answers: those of ONNX Runtime in FP32, one item at a time, in this process."""
 
     def __init__(self, assets: Assets) -> None:
         self._assets = assets
         self._found: dict[str, list[Any]] = {}
 
     def of(self, workload: str, items: Sequence[Item]) -> list[Any]:
-        """`items` are always the same for a workload."""
+        """Return the right answers for a workload's items, which are always the same."""
         if workload not in self._found:
             self._found[workload] = self._compute(workload, items)
         return self._found[workload]
@@ -49,7 +49,10 @@ class References:
 def check(
     peer: Peer, workload: str, comparison: str, call: tuple[str, str], items: Sequence[Item], right: Sequence[Any]
 ) -> None:
-    """`call` is a protocol and its target. One after another, then many at once: batches must not mix answers up."""
+    """Check answers one by one, then many at once, because batches must not mix answers up.
+
+    `call` is a protocol and its target.
+    """
     protocol, target = call
     requests = [peer.request(workload, protocol, item) for item in items]
     with _caller(protocol, target, peer.grpc_method) as send:
@@ -66,7 +69,7 @@ def check(
 
 
 def find_fault(workload: str, comparison: str, answer: Any, right: Any) -> str:
-    """Empty where the answer is near enough."""
+    """Return how the answer differs too much from the right one, or an empty text."""
     if workload == NOOP:
         same = np.asarray(answer).dtype == np.float32 and np.asarray(answer).tobytes() == right.tobytes()
         return "" if same else "not the tensor that was sent"
@@ -89,7 +92,7 @@ def _pixel_fault(answer: bytes, right: bytes, most: int) -> str:
 
 @contextmanager
 def _caller(protocol: str, target: str, grpc_method: str) -> Iterator[Callable[[bytes], bytes]]:
-    """Sends the very bytes that the load generator sends, and gives the body of the answer."""
+    """Return a function that sends the bytes that the load generator sends, and returns the body of the answer."""
     if protocol == "rest":
         yield partial(_call_http, target)
         return

@@ -1,4 +1,4 @@
-"""Why a peer is shown as failed; none of these ends the run.
+"""Reasons why a peer is shown as failed; none of them ends the run.
 
 PeerFailed
 ├── InstallFailed   its venv could not be made
@@ -9,7 +9,7 @@ PeerFailed
 
 
 class PeerFailed(Exception):
-    """Its message is the reason in the table."""
+    """A failure of a peer; its message is the reason in the table."""
 
 
 class InstallFailed(PeerFailed):

@@ -1,4 +1,4 @@
-"""The figures that a run has by name: Penstock over a peer, each a ratio of medians of the same rounds."""
+"""Named figures of a run: Penstock compared with one peer, as ratios of medians of the same rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from benchmarks.peers.verdicts import ANY, P99, judge
 
 @dataclass(frozen=True, slots=True)
 class NamedRatio:
-    """Requests a second over one peer's, by the same protocol."""
+    """The ratio of requests per second to one peer's, over the same protocol."""
 
     group: str
     load: str
@@ -37,7 +37,7 @@ class NamedFigure:
 
 
 def named_figures(lines: Sequence[SummaryLine]) -> dict[str, NamedFigure]:
-    """Of what was measured; the others are left out."""
+    """Return the figures whose parts were measured."""
     found = {
         key: NamedFigure(value, ratio.bar)
         for key, ratio in NAMED.items()

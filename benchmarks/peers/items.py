@@ -1,4 +1,4 @@
-"""What is served and sent: the files of the models, and the items of each load."""
+"""The served model files, and the items that each load sends."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -36,7 +36,7 @@ def items(load: str) -> Sequence[Item]:
 
 
 def checked_items(load: str) -> Sequence[Item]:
-    """A few of them whose answers are looked at: texts in turn short and long, so that a batch of them pads."""
+    """Return a few items whose answers are checked; short and long texts alternate, so that batches are padded."""
     if load not in (MIXED, QUERIES):
         return items(load)[:CHECKED_PHOTOS]
     pairs = zip(queries()[: CHECKED_TEXTS // 2], passages()[: CHECKED_TEXTS // 2], strict=True)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, as Triton, KServe and MLServer speak it: one request and one answer of each workload."""
+"""The Open Inference Protocol of Triton, KServe and MLServer: one request and one answer per workload."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,19 +36,19 @@ SENT = {
 
 
 def json_request(workload: str, data: list[Any], **parameters: Any) -> bytes:
-    """For a server, or a tensor, that REST does not take in binary."""
+    """Return a JSON request, for servers or tensors without binary REST."""
     tensor = {**dict(zip(("name", "datatype", "shape"), SENT[workload], strict=True)), "data": data}
     body = json.dumps({"inputs": [tensor], **({"parameters": parameters} if parameters else {})}).encode()
     return http_post(f"/v2/models/{workload}/infer", "application/json", body)
 
 
 def value(workload: str, raw: bytes) -> Any:
-    """SRCNN's is behind the length of the only element."""
+    """Return the value of an element; SRCNN's follows the element's length."""
     return raw[4:] if workload == SRCNN else numbers_of(workload, raw)
 
 
 class OipPeer(Peer):
-    """A server that speaks the protocol with binary tensors, both ways."""
+    """A server that accepts and returns binary tensors."""
 
     grpc_method = INFER
     defaults: Values  # of the values of its settings
@@ -58,7 +58,7 @@ class OipPeer(Peer):
         return ("grpc", "rest")
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        """OpenVINO in BF16 is the model's own doing, and a candidate for the best alone."""
+        """Return the candidates. OpenVINO in BF16 is done by the model, and is only a candidate of the group "best"."""
         is_openvino = comparison == BEST and workload != NOOP
         prefix, engine = ("OpenVINO BF16, ", "openvino") if is_openvino else ("", "onnx")
         return [

@@ -1,4 +1,4 @@
-"""What a peer must tell so that it can be started, loaded and checked like the others."""
+"""The description of a peer: how to start it, load it and check its answers."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Item = Any  # str | bytes | numpy array
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """The files that every server serves."""
+    """The model files that every server serves."""
 
     minilm: Path  # a folder: model.onnx (input_ids, attention_mask → sentence_embedding), tokenizer.json
     minilm_torch: Path  # a folder in Hugging Face's form: model.safetensors, config.json, tokenizer.json
@@ -32,7 +32,7 @@ class Assets:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to configure a server; the search measures each and keeps the best."""
+    """One configuration of a server; the search measures all and keeps the best."""
 
     name: str  # as the table shows it: "2 workers, 1 thread, no batching"
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server, and how to see that it is ready to serve."""
+    """The command that starts a server, and how to see that it is ready."""
 
     command: Sequence[str]
     environment: Mapping[str, str]  # added to the runner's own
@@ -55,42 +55,45 @@ class Peer(Protocol):
     grpc_method: str  # "/package.Service/Method"; empty where there is no gRPC
 
     def protocols(self, workload: str) -> Sequence[str]:
-        """`rest` and `grpc`, or one of them: those that the server offers for this workload, its fastest first."""
+        """Return `rest`, `grpc` or both: the protocols that the server offers for this workload, the fastest first."""
         ...
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        """The candidates of the search; empty where the server cannot take part, which `refusal` then explains."""
+        """Return the candidates of the search; none if the server cannot take part, which `refusal` then explains."""
         ...
 
     def refusal(self, workload: str, comparison: str) -> str:
         return ""
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        """`folder` is empty and the server's own; `python` is that of the peer's venv."""
+        """Return how to start the server.
+
+        `folder` is empty and used by this server only; `python` is that of its venv.
+        """
         ...
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        """A whole HTTP/1.1 request with its head, or a serialized gRPC message."""
+        """Return a whole HTTP/1.1 request with its head, or a serialized gRPC message."""
         ...
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        """From the body of an answer: a float32 array [384], the bytes of a PNG, a float32 array [1, 256]."""
+        """Return the content of an answer: a float32 array [384], the bytes of a PNG, or a float32 array [1, 256]."""
         ...
 
 
 def numbers_of(workload: str, raw: bytes) -> Any:
-    """The array that `answer` gives."""
+    """Return the array in the result of `answer`."""
     return np.frombuffer(raw, np.float32).reshape((1, 256) if workload == NOOP else -1)
 
 
 def http_post(path: str, content_type: str, body: bytes) -> bytes:
-    """A whole HTTP/1.1 request."""
+    """Return a whole HTTP/1.1 request."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def free_ports(count: int) -> list[int]:
-    """All are held until all are found, so that they differ."""
+    """Return different free ports; all are held until all are found."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports: list[int] = [each.getsockname()[1] for each in sockets]
     for each in sockets:

@@ -1,4 +1,4 @@
-"""What is measured and in which order: groups of loads, rounds, and the contenders' turns in them."""
+"""The plan of a run: groups of loads, rounds, and the contenders' turns in them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +18,7 @@ START_S, GENERATOR_S, CEILING_S = 12.0, 2.0, 20.0  # about, for the estimate of 
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """One window: what is sent, and by how many callers at once; or, with a share, at a rate that nobody's answers
-    slow down, over so many connections."""
+    """One window: its requests, and the number of callers or, with a share, the rate and the number of connections."""
 
     load: str
     concurrency: int
@@ -51,7 +50,7 @@ class Group:
         return tuple(level for level in self.levels if level.share)
 
     def at_peak(self) -> "Group":
-        """What is measured before there is a rate."""
+        """Return the level that is measured before a rate is known."""
         return replace(self, levels=tuple(level for level in self.levels if not level.share))
 
     def at_rates(self, peak: float) -> "Group":
@@ -60,7 +59,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A server in a group. Without a setting it is not started: it does not serve this, or cannot be had here."""
+    """A server in a group. Without a setting it is not started, because it cannot serve the workload here."""
 
     server: str
     title: str
@@ -83,7 +82,7 @@ class PeerTurn:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """A contender as it is measured in a group."""
+        """Return the key of a contender within a group."""
         return self.group.name, self.contender.server, self.contender.kind, self.contender.setting_name
 
     def record(self, rows: Sequence[WindowRow], failure: str = "") -> Record:
@@ -133,7 +132,7 @@ def search_group(group: Group) -> Group:
 
 
 def same_group(group: Group) -> Group:
-    """The group that measures this workload with the same file everywhere."""
+    """Return the group that measures this workload with the same file on every server."""
     return next(other for other in GROUPS if (other.workload, other.comparison) == (group.workload, SAME))
 
 
@@ -144,8 +143,7 @@ def kind_of(server: str, comparison: str, setting: Setting) -> str:
 
 
 def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]) -> list[PeerTurn]:
-    """Group by group; every other round backwards, so that nobody always follows the same neighbour. Of one at rates,
-    what these come from."""
+    """Return the turns by group; every other round runs backwards, so that no contender always follows the same one."""
     found = []
     for group in groups:
         if group.open_levels:
@@ -156,7 +154,7 @@ def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]
 
 
 def open_turns(groups: Sequence[Group], peaks: Sequence[PeerTurn], records: Sequence[Record]) -> list[PeerTurn]:
-    """Penstock and the peers that had the highest peaks, at shares of the best one's."""
+    """Return turns for Penstock and the peers with the highest peaks, at shares of the highest peak."""
     found: list[PeerTurn] = []
     for group in groups:
         own = [turn for turn in peaks if turn.group.name == group.name and group.open_levels]
@@ -179,7 +177,7 @@ def _rounds(group: Group, numbers: range, contenders: Sequence[Contender]) -> li
 
 
 def is_done(turn: PeerTurn, records: Sequence[Record]) -> bool:
-    """Measured already, or out: a contender that never got through a turn of this group is not started again."""
+    """Return whether the turn was measured already, or its contender never completed a turn of this group."""
     own = [record for record in records if record.key == turn.key]
     if any(record.number == turn.number for record in own):
         return True
@@ -187,7 +185,7 @@ def is_done(turn: PeerTurn, records: Sequence[Record]) -> bool:
 
 
 def keep(records: Sequence[Record], planned: Sequence[PeerTurn]) -> list[Record]:
-    """What a resumed run goes on from: no failures, which are tried again, and nothing measured with other settings."""
+    """Return the records that a resumed run keeps: those with the same settings and without failures."""
     touched = {(turn.group.name, turn.contender.server) for turn in planned}
     return [
         record

@@ -1,4 +1,4 @@
-"""How far the run is, and about how long it will still take."""
+"""The progress of a run, and an estimate of the time that is left."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ class Progress:
         self._say(f"{place}: {contender.title}{f' ({what})' if what else ''}")
 
     def end(self, turn: PeerTurn, record: Record | None) -> None:
-        """Without a record the turn was skipped."""
+        """End a turn; without a record the turn was skipped."""
         self._left.remove(turn)
         if record is None:
             return
@@ -38,7 +38,7 @@ class Progress:
         self._say(f"    about {self._left_s() / 60:.0f} min left")
 
     def _left_s(self) -> float:
-        """Planned times, stretched or shrunk as those of the turns so far were."""
+        """Return the planned time that is left, scaled by the ratio of measured to planned time so far."""
         planned_s = sum(turn.planned_s for turn in self._left)
         took_s = time.monotonic() - self._started
         return planned_s * (took_s / self._planned_s if self._planned_s else 1.0)

@@ -1,4 +1,4 @@
-"""Items and answers as raw bytes, for the peers whose handlers get the body of a request as it came."""
+"""Items and answers as raw bytes, for peers whose handlers get the unchanged body of a request."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,13 +18,13 @@ def body_of(item: Item) -> bytes:
 
 
 def handler_of(workload: str, assets: Assets, values: Any) -> dict[str, Any]:
-    """The arguments of shared/handler.py's Handler, for a setting's values."""
+    """Return the arguments of Handler in shared/handler.py for a setting's values."""
     given = {key: values[key] for key in ("engine", "threads", "alike") if key in values}
     return {"workload": workload, "folder": str(assets.folder(workload)), **given}
 
 
 class RawPeer(Peer):
-    """A server whose handler takes one route's bytes; for BEST, a handler that calls OpenVINO by hand."""
+    """A server whose handler takes the bytes of one route; in the group "best" it calls OpenVINO itself."""
 
     grpc_method = ""
     route = "/predict"

@@ -1,4 +1,4 @@
-"""What was measured, turn by turn, and the JSON file that holds it."""
+"""Measurements of a run, turn by turn, and the JSON file that stores them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True, slots=True)
 class WindowRow:
-    """One window."""
+    """The measurements of one window."""
 
     load: str
     protocol: str

@@ -1,4 +1,4 @@
-"""Who takes part: the adapters that can be imported, and why the others cannot."""
+"""The participants: adapters that can be imported, and the reasons why others cannot."""
 
 import importlib
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A server by name; without a peer, `reason` says why."""
+    """A server by name; if it has no peer, `reason` says why."""
 
     name: str
     peer: Peer | None = None
@@ -40,7 +40,7 @@ def enter(name: str) -> Entrant:
 
 
 def contenders(group: Group, entrants: Sequence[Entrant], choice: Choice) -> list[Contender]:
-    """With the settings that the search chose; in a comparison of the best, a peer may have two."""
+    """Return the contenders with the settings that the search chose; a peer in the group "best" may have two."""
     found = [Contender(CEILING, "in process (ceiling)")] if group.has_ceiling else []
     for entrant in entrants:
         found += _of(entrant, group, choice)
@@ -48,7 +48,7 @@ def contenders(group: Group, entrants: Sequence[Entrant], choice: Choice) -> lis
 
 
 def candidates(group: Group, entrant: Entrant) -> list[Contender]:
-    """For the search: every setting, over the protocol that the server names first."""
+    """Return every setting for the search, over the first protocol of its server."""
     if entrant.peer is None or entrant.reason:
         return [Contender(entrant.name, entrant.title, failure=entrant.reason)]
     settings = entrant.peer.settings(group.workload, group.comparison)

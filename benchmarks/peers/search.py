@@ -1,4 +1,4 @@
-"""The best setting of each server: every candidate measured alike, and the file that keeps the outcome."""
+"""The search for the best setting of each server: all candidates under the same load, and the file with the results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ CANDIDATES = TypeAdapter(dict[str, dict[str, list[Candidate]]])  # by group and 
 
 
 class Choice:
-    """By group and server: all candidates that were measured, the winners marked."""
+    """The measured candidates by group and server, with the winners marked."""
 
     def __init__(self, found: dict[str, dict[str, list[Candidate]]] | None = None) -> None:
         self.found = found or {}
@@ -54,7 +54,7 @@ class Choice:
         file.write_bytes(CANDIDATES.dump_json(self.found, indent=1) + b"\n")
 
     def winner(self, groups: Sequence[str], server: str, settings: Sequence[Setting]) -> Setting:
-        """Of these settings the fastest that was measured in these groups; the first where none was."""
+        """Return the fastest measured setting in these groups; the first setting if none was measured."""
         entries = [entry for group in groups for entry in self.found.get(group, {}).get(server, [])]
 
         def rate(setting: Setting) -> float:
@@ -63,12 +63,12 @@ class Choice:
         return max(settings, key=rate)
 
     def has(self, group: str, contender: Contender, rounds: int) -> bool:
-        """Measured well and often enough already."""
+        """Return whether the candidate was measured often enough without failures."""
         own = [one for one in self.found.get(group, {}).get(contender.server, []) if one.is_of(contender.setting)]
         return any(not candidate.failure and len(candidate.rps) >= rounds for candidate in own)
 
     def forget(self, group: str, server: str, keep: Sequence[Contender] = ()) -> None:
-        """What is not among `keep`."""
+        """Remove all candidates that are not in `keep`."""
         entries = self.found.get(group, {}).get(server, [])
         self.found.setdefault(group, {})[server] = [
             entry for entry in entries if any(entry.is_of(contender.setting) for contender in keep)
@@ -90,7 +90,7 @@ class Choice:
 
 
 def mark_winners(entries: Sequence[Candidate]) -> None:
-    """The most requests a second, of each kind."""
+    """Mark the candidate with the most requests per second of each kind."""
     for entry in entries:
         entry.is_winner = False
     for kind in {entry.kind for entry in entries}:

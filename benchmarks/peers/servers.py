@@ -1,4 +1,4 @@
-"""A peer's server: started in a session of its own, waited for, weighed with all its processes, stopped."""
+"""The process of a peer's server: its start in a session of its own, its readiness, its memory and its end."""
 
 import contextlib
 import http.client
@@ -32,7 +32,7 @@ class ServerUsage:
 
 
 class Server:
-    """Use it as a context: it is ready inside, and gone with all its processes afterwards."""
+    """A context manager for a server, which is ready inside and ends with all its processes."""
 
     def __init__(self, launch: Launch, folder: Path, timeout_s: float = START_TIMEOUT_S) -> None:
         self.launch = launch
@@ -87,7 +87,7 @@ class Server:
         raise StartFailed(f"not ready within {self._timeout_s:g} s: {self.log_tail()}")
 
     def _processes(self) -> list[psutil.Process]:
-        """The children, their session, and whoever carries the mark: servers detach their processes in many ways."""
+        """Return the children, their session, and all processes with the mark, because servers detach processes."""
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self._process.pid).children(recursive=True):
                 self._known[process.pid] = process

@@ -1,4 +1,4 @@
-"""Performs turns: a server is started, checked, loaded and stopped, so that idle ones take nothing from others."""
+"""Runs turns: starts, checks, loads and stops a server, so that idle servers do not use the machine."""
 
 import tempfile
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from benchmarks.peers.results import Record, WindowRow
 from benchmarks.peers.roster import Entrant
 from benchmarks.peers.servers import Server
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.process import LoadSpec, Window, write_messages
+from penstock.experiments.load.load_process import LoadSpec, Window, write_messages
 
 MIB = 1024 * 1024
 
@@ -29,7 +29,7 @@ class Stage:
     checked: set[tuple[str, str, str, str]] = field(default_factory=set)
 
     def perform(self, turn: PeerTurn, entrant: Entrant) -> Record:
-        """Whatever goes wrong with a peer is in the record."""
+        """Run a turn and return its record, which contains any failure of the peer."""
         contender = turn.contender
         rows: list[WindowRow] = []
         failure = contender.failure
@@ -55,7 +55,7 @@ class Stage:
                     rows += [self._window(turn, peer, server, level, one) for one in turn.contender.protocols]
 
     def _check(self, turn: PeerTurn, peer: Peer, targets: Mapping[str, str]) -> None:
-        """Once in a run for each setting."""
+        """Check the answers once per setting in a run."""
         group, contender = turn.group, turn.contender
         if turn.key in self.checked:
             return

@@ -1,4 +1,4 @@
-"""The rounds of one window put together: medians, and how far rounds are apart."""
+"""Summaries of the rounds of a window: medians and their spread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,6 +74,6 @@ def summarize(records: Sequence[Record]) -> list[SummaryLine]:
 
 
 def absences(records: Sequence[Record], group: str) -> list[Record]:
-    """The last failure, or refusal, of each contender of a group."""
+    """Return the last failure or refusal of each contender of a group."""
     own = [one for one in records if one.group == group and (one.failure or one.refusal)]
     return list({(one.server, one.kind): one for one in own}.values())

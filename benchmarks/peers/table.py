@@ -1,4 +1,4 @@
-"""The report in Markdown: for each group an overview and every figure, then the verdicts."""
+"""The report in Markdown: an overview and all figures of each group, then the verdicts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +32,7 @@ def render(results: PeerResults) -> str:
 
 
 def _overview(group: Group, lines: Sequence[SummaryLine], absent: Sequence[Record]) -> str:
-    """Requests a second, p50 and p99 of each contender over each protocol."""
+    """Return requests per second, p50 and p99 of each contender over each protocol."""
     windows = [(level.name, level.concurrency) for level in group.levels]
     is_plain = len({load for load, _ in windows}) == 1
     names = [f"{'' if is_plain else load + ' '}c{concurrency}" for load, concurrency in windows]
@@ -55,7 +55,7 @@ def _cell(line: SummaryLine | None) -> str:
 
 
 def _details(group: Group, lines: Sequence[SummaryLine]) -> str:
-    """Every figure, at each concurrency the fastest first."""
+    """Return all figures, sorted by throughput at each concurrency."""
     if not lines:
         return ""
     loads = list(dict.fromkeys(level.name for level in group.levels))
@@ -116,7 +116,7 @@ def _verdict(verdict: Verdict) -> dict[str, str]:
 
 
 def _by_contender(lines: Sequence[SummaryLine]) -> dict[tuple[str, ...], list[SummaryLine]]:
-    """The ceiling, Penstock, then the peers as they came."""
+    """Return the ceiling, Penstock, and then the peers in their given order."""
     found: dict[tuple[str, ...], list[SummaryLine]] = {}
     for line in sorted(lines, key=lambda line: (line.server != CEILING, line.server != PENSTOCK)):
         found.setdefault((line.server, line.kind, line.setting, line.protocol), []).append(line)

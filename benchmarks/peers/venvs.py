@@ -1,4 +1,4 @@
-"""The peers' venvs: made once from the files in each peer's folder, made again when those change.
+"""The venvs of the peers, created from the files in each peer's folder, and again when these files change.
 
 `requirements.txt`, or `requirements.0.txt`, `requirements.1.txt` … installed one after another; `interpreter`, the path
 of the Python to make the venv with; `apt.txt`, the Debian packages that it needs. A peer without requirements runs on
@@ -22,15 +22,14 @@ REASON_CHARACTERS = 300
 
 
 def ensure(folder: Path, venvs: Path) -> Path:
-    """The Python of the peer whose folder this is; raises InstallFailed."""
+    """Return the Python of the peer in this folder; raise InstallFailed."""
     requirements = requirement_files(folder)
     if not requirements:
         return Path(sys.executable)
+    if (python := installed(folder, venvs)) is not None:
+        return python
     venv = venvs / folder.name
     python = venv / "bin" / "python"
-    want = stamp(folder)
-    if python.exists() and (venv / STAMP).exists() and (venv / STAMP).read_text() == want:
-        return python
     print(f"installing {folder.name} (once)", file=sys.stderr, flush=True)
     _install_packages(_lines(folder / "apt.txt"))
     shutil.rmtree(venv, ignore_errors=True)
@@ -38,19 +37,27 @@ def ensure(folder: Path, venvs: Path) -> Path:
     _run([interpreter, "-m", "venv", str(venv)])
     for file in requirements:
         _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(file)])
-    (venv / STAMP).write_text(want)
+    (venv / STAMP).write_text(stamp(folder))
     return python
 
 
+def installed(folder: Path, venvs: Path) -> Path | None:
+    """Return the Python of the peer in this folder, or None if its venv is missing or was made from other files."""
+    venv = venvs / folder.name
+    python, made_from = venv / "bin" / "python", venv / STAMP
+    is_current = python.exists() and made_from.exists() and made_from.read_text() == stamp(folder)
+    return python if is_current else None
+
+
 def requirement_files(folder: Path) -> list[Path]:
-    """In the order of their numbers; `requirements.txt` is first."""
+    """Return the files in the order of their numbers; `requirements.txt` is first."""
     numbered = {file: re.fullmatch(r"requirements(?:\.(\d+))?\.txt", file.name) for file in folder.glob("*.txt")}
     found = {file: int(match[1] or -1) for file, match in numbered.items() if match}
     return sorted(found, key=lambda file: found[file])
 
 
 def stamp(folder: Path) -> str:
-    """Changes with anything that the venv is made from."""
+    """Return a digest of everything that the venv is made from."""
     found = hashlib.sha256()
     for file in [folder / "interpreter", folder / "apt.txt", *requirement_files(folder)]:
         if file.exists():

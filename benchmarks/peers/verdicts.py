@@ -1,4 +1,4 @@
-"""What the run must show: Penstock over the best peer, as ratios, against their bars."""
+"""The required results of a run: ratios of Penstock to the best peer, and their bars."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def judge(lines: Sequence[SummaryLine]) -> list[Verdict]:
-    """Every window in which Penstock and a peer were measured, in the order of the groups."""
+    """Return a verdict for each window in which Penstock and a peer were measured, in the order of the groups."""
     return [verdict for window in _windows(lines) for verdict in _judge_window(window)]
 
 

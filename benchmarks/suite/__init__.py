@@ -1,1 +1,1 @@
-"""`scripts/bench`: the server against its ceilings."""
+"""`scripts/bench`: the server compared with its ceilings."""

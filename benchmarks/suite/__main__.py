@@ -1,4 +1,4 @@
-"""`scripts/bench`: one run, one table, the figures."""
+"""`scripts/bench`: one run with one table and its figures."""
 
 import argparse
 import json
@@ -19,15 +19,18 @@ from benchmarks.processors import processors
 from benchmarks.suite import repository as repo
 from benchmarks.suite.access import access_figures
 from benchmarks.suite.baseline import Baseline
-from benchmarks.suite.behind_door import START, behind_door, check_source, whole
 from benchmarks.suite.ceiling import SCHEDULES, EmbedCeiling, Schedule, best_schedule
 from benchmarks.suite.echo import EchoRun
+from benchmarks.suite.edge import edge_figures
 from benchmarks.suite.figures import SuiteFigure, compute, decision_figure
 from benchmarks.suite.generation.figures import generation_figures
 from benchmarks.suite.measure import Bench, LoadRow, TableLoad
 from benchmarks.suite.placement import placement_ratios
+from benchmarks.suite.request_log import request_log_figures
+from benchmarks.suite.search_figures import search_figures
 from benchmarks.suite.tune_figure import tune_figure
-from penstock.core.errors import ConfigError, PenstockError
+from benchmarks.suite.versions import check_source, version_figures
+from penstock.core.errors import PenstockError
 from penstock.experiments.processes import ServerRun
 from penstock.models.convert.speed import spread
 from penstock.models.samples.noop import NOOP
@@ -39,7 +42,9 @@ DECISIONS = "decisions"  # the router's, without a server
 PLACEMENT = "placement"  # a server of its own, and only where it is asked for
 ACCESS = "access"  # servers of its own, and only where it is asked for
 GENERATION = "generation"  # a server of its own, and only where it is asked for
-BEHIND = "behind"  # four servers of its own: two versions, served and echoed
+VERSIONS = "versions"  # servers of its own, of this version and an earlier one; only where it is asked for
+EDGE = "edge"  # servers of its own, and only where it is asked for
+GLOBAL = "global"  # a PostgreSQL and a server of its own, and only where it is asked for
 TUNE = "tune"  # servers of its own: three runs of the search
 GROUPS: dict[str, list[TableLoad]] = {
     "text": [
@@ -75,7 +80,9 @@ GROUPS: dict[str, list[TableLoad]] = {
     PLACEMENT: [],
     ACCESS: [],
     GENERATION: [],
-    BEHIND: [],
+    VERSIONS: [],
+    EDGE: [],
+    GLOBAL: [],
     TUNE: [],
     "photos": [TableLoad("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
     "open": [
@@ -94,15 +101,11 @@ def main() -> int:
     if arguments.check:
         Baseline.read(BASELINE)  # before minutes are spent
     rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
-    groups = arguments.only or [group for group in GROUPS if group not in (PLACEMENT, ACCESS, GENERATION)]
-    if BEHIND in groups:
-        try:
-            check_source(arguments.before)
-        except ConfigError as error:
-            if arguments.only:
-                raise
-            _say(f"{BEHIND} is left out: {error.message}")
-            groups.remove(BEHIND)
+    groups = arguments.only or [
+        group for group in GROUPS if group not in (PLACEMENT, ACCESS, EDGE, GENERATION, VERSIONS, GLOBAL)
+    ]
+    if VERSIONS in groups:
+        check_source(arguments.before)
     ceiling: list[float] = []
     limits: dict[str, float | str] = {}
     reported: list[SuiteFigure] = []
@@ -134,19 +137,29 @@ def main() -> int:
         _say("measuring what a key costs, and what going direct saves")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             figures += access_figures(Path(folder), rounds, window_s, _say)
+    if EDGE in groups:
+        _say("measuring the edge and gRPC's own server, with TLS and keys, in turns")
+        found, rows = edge_figures(arguments.models, rounds, window_s, warm_up_s, _say)
+        figures += found
+        bench.rows.update(rows)
     if GENERATION in groups:
         _say("measuring what serving costs a model that generates")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             found, facts = generation_figures(arguments.models, Path(folder), 3 if arguments.quick else 5, _say)
         figures += found
         limits.update(facts)
-    if BEHIND in groups:
-        _say(f"measuring what is behind the door, now and in {arguments.before}")
+    if VERSIONS in groups:
+        _say(f"measuring this version and {arguments.before} in turns")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            shares, rows = behind_door(arguments.before, Path(folder), rounds, window_s / 2, _say)
-        figures.append(whole(shares))
-        limits.update({figure.key: figure.value for figure in shares})
+            found, rows = version_figures(arguments.before, arguments.models, Path(folder), 5, window_s, _say)
+        figures += found
         bench.rows.update(rows)
+    if GLOBAL in groups:
+        _say("measuring the global inference server")
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            figures += request_log_figures(Path(folder), arguments.quick, _say)
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            figures += search_figures(arguments.models, Path(folder), arguments.quick, _say)
     if TUNE in groups:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             found, facts = tune_figure(arguments.models, Path(folder), quick=arguments.quick, say=_say)
@@ -166,7 +179,7 @@ def main() -> int:
 
 
 def _measure_decisions() -> SuiteFigure:
-    """In a process of its own: the router is no part of this one."""
+    """Measure the router's decisions in a separate process."""
     command = [sys.executable, "-m", "benchmarks.suite.decisions"]
     found = subprocess.run(command, capture_output=True, check=True, text=True, timeout=600)
     rounds: dict[str, list[tuple[float, float]]] = json.loads(found.stdout)
@@ -201,14 +214,14 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--update-baseline", action="store_true", help=f"add this run to {BASELINE}")
     parser.add_argument(
-        "--before", default=START, help="what `behind` compares with: a commit, or a folder with its sources"
+        "--before", default="HEAD", help="what `versions` compares with: a commit, or a folder with its sources"
     )
     parser.add_argument("--models", type=Path, default=Path("models"), help="the repository that ships")
     return parser.parse_args()
 
 
 def _measure_text(bench: Bench, model: Path, rounds: int, window_s: float) -> list[float]:
-    """The served loads and the ceiling in turn; returns the ceiling of each round: the mean of before and after."""
+    """Measure the served loads and the ceiling in turns; return the mean ceiling before and after each round."""
     ceiling: list[float] = []
     texts = mixed(CEILING_TEXTS, 0)
     best = EmbedCeiling(model, best_schedule(model, texts, window_s / 2, _say))
@@ -218,7 +231,7 @@ def _measure_text(bench: Bench, model: Path, rounds: int, window_s: float) -> li
 
 
 def _engine_queries(model: Path, rounds: int, window_s: float) -> float:
-    """What batching short queries gives the bare engine: more than this no server can make of it."""
+    """Return the gain of the bare engine from batching short queries, which is the most that a server can gain."""
     batched, single = EmbedCeiling(model, SCHEDULES[0]), EmbedCeiling(model, ONE_AT_A_TIME)
     texts = queries()[:CEILING_TEXTS]
     ratios = [batched.run(texts, window_s) / single.run(texts, window_s) for _ in range(rounds)]

@@ -1,8 +1,8 @@
-"""What a key costs, and what going direct saves: a no-op at a server that asks nobody, and at one that does."""
+"""The cost of an API key, and the gain of direct connections, for a no-op with and without required keys."""
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import numpy as np
 
+from benchmarks.server import local_managers
 from benchmarks.suite.figures import SuiteFigure, ratio
 from benchmarks.suite.repository import CACHED
-from penstock.app.folders import local_managers
 from penstock.client.cluster import ClusterClient
 from penstock.experiments.processes import ServerRun
 from penstock.models.convert.speed import spread
@@ -38,7 +38,7 @@ def access_figures(folder: Path, rounds: int, window_s: float, say: Callable[[st
     write_noop(models / NOOP)
     write_noop(models / CACHED, cache={"enabled": True})
     with ServerRun(models, folder / "open") as asking_nobody, ServerRun(models, folder / "guarded") as guarded:
-        key = _bearer(_make_key(folder / "guarded" / "data"))
+        key = _bearer(make_key(folder / "guarded" / "data"))
         with grpc.insecure_channel(guarded.grpc) as there, grpc.insecure_channel(asking_nobody.grpc) as here:
             _until_asked(there)
             ways = {
@@ -70,7 +70,7 @@ def _guard_cost(
 def _direct_share(
     gateway: grpc.Channel, key: Metadata, rounds: int, window_s: float, say: Callable[[str], None]
 ) -> SuiteFigure:
-    """Of what routing takes beyond a door, that which going direct takes."""
+    """Return the cost of a direct call as a share of the cost that routing adds to an endpoint."""
     way: Any = DirectStub(gateway).Discover(DiscoverRequest(model=NOOP), metadata=key, timeout=WAIT_S)
     with grpc.insecure_channel(way.address) as worker:
         ways = {
@@ -86,9 +86,9 @@ def _direct_share(
     return SuiteFigure("direct_share", median(shares), spread(shares), 0.5, is_ceiling=True, rounds=rounds)
 
 
-def _make_key(data_dir: Path) -> str:
+def make_key(data_dir: Path, scope: str = "inference", name: str = "", models: Sequence[str] = ()) -> str:
     with ClusterClient(local_managers(data_dir)) as client:
-        spec = KeySpec(name="bench", scopes=["inference"])
+        spec = KeySpec(name=name or f"bench-{scope}", scopes=[scope], models=models)
         return str(client.call("CreateKey", CreateKeyRequest(spec=spec)).text)
 
 
@@ -97,7 +97,7 @@ def _bearer(shown: str) -> Metadata:
 
 
 def _until_asked(channel: grpc.Channel) -> None:
-    """Who shows nothing is refused from then on."""
+    """Wait until requests without a key are refused."""
     end, ask = time.monotonic() + WAIT_S, _asks(channel, NOOP)
     while time.monotonic() < end:
         try:
@@ -105,7 +105,7 @@ def _until_asked(channel: grpc.Channel) -> None:
         except grpc.RpcError:
             return
         time.sleep(0.01)
-    raise TimeoutError("the server still asks nobody")
+    raise TimeoutError("the server still requires no keys")
 
 
 def _asks(channel: grpc.Channel, model: str, shown: Metadata = ()) -> Ask:
@@ -116,7 +116,7 @@ def _asks(channel: grpc.Channel, model: str, shown: Metadata = ()) -> Ask:
 
 
 def _posts(address: str, shown: Metadata = ()) -> Ask:
-    """The same over REST, each thread on a connection of its own."""
+    """Like the gRPC load, over REST with one connection per thread."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 256], "parameters": {"binary_data_size": 1024}}
     head = json.dumps({"inputs": [tensor]}).encode()
     headers = {"inference-header-content-length": str(len(head)), **dict(shown)}
@@ -141,7 +141,7 @@ def _warm_up(*asks: Ask) -> None:
 
 
 def _p50_ms(ask: Ask, window_s: float) -> float:
-    """Of one caller."""
+    """Return the p50 of one caller."""
     took, end = [], time.perf_counter() + window_s
     while (began := time.perf_counter()) < end:
         ask()
@@ -150,7 +150,7 @@ def _p50_ms(ask: Ask, window_s: float) -> float:
 
 
 def _cpu_ms(server: ServerRun, ask: Ask, window_s: float) -> float:
-    """Of all its processes, for a request."""
+    """Return the CPU time of all the server's processes per request."""
     end = time.perf_counter() + window_s
 
     def go_on() -> int:

@@ -1,4 +1,4 @@
-"""The ratios that were measured before, and whether a new run is worse by more than noise."""
+"""The ratios of earlier runs, and whether a new run is worse by more than noise."""
 
 import json
 import math
@@ -25,7 +25,7 @@ class BaselineVerdict:
 
     @property
     def change(self) -> float:
-        """As a share of what was expected; above 0 is better."""
+        """Return the change as a share of the expected value; above 0 is better."""
         gain = self.value / self.expected - 1
         return -gain if self.is_ceiling else gain
 
@@ -35,7 +35,7 @@ class BaselineVerdict:
 
 
 class Baseline:
-    """For each figure, its values in the last runs and how far apart their rounds were."""
+    """The values of each figure in the last runs, and the spread of their rounds."""
 
     def __init__(self, runs: dict[str, list[dict[str, float]]]) -> None:
         self._runs = runs
@@ -51,7 +51,7 @@ class Baseline:
             raise ConfigError(f"{file}: is no baseline ({error}); make one with --update-baseline") from error
 
     def write(self, file: Path) -> None:
-        """The value and its noise stand beside the runs that they come from: for readers, not read back."""
+        """Write the runs; the value and its noise are also written for readers, but not read back."""
         figures = {
             key: {"value": round(self.value(key), 4), "noise": round(self._between(key), 4), "runs": runs}
             for key, runs in sorted(self._runs.items())
@@ -69,7 +69,7 @@ class Baseline:
         return Baseline(runs)
 
     def compare(self, figures: Sequence[SuiteFigure]) -> list[BaselineVerdict]:
-        """Figures that the baseline does not know yet are left out."""
+        """Compare the figures that the baseline contains."""
         return [self._judge(figure) for figure in figures if figure.key in self._runs]
 
     def _judge(self, figure: SuiteFigure) -> BaselineVerdict:
@@ -78,14 +78,17 @@ class Baseline:
         return BaselineVerdict(figure.key, figure.value, self.value(figure.key), noise, figure.is_ceiling)
 
     def _between(self, key: str) -> float:
-        """How far the known runs are from their median."""
+        """Return the spread of the known runs around their median."""
         middle = self.value(key)
         distances = [abs(run["value"] / middle - 1) for run in self._runs[key]]
         return max(distances) if len(distances) > 1 else LEAST_NOISE
 
 
 def standard_error(figure: SuiteFigure) -> float:
-    """Of the median of the rounds, as a share of it: `spread` is the furthest of `rounds` from it."""
+    """Return the standard error of the median of the rounds, as a share.
+
+    `spread` is the largest distance of `rounds` from it.
+    """
     return figure.spread / math.sqrt(max(1, figure.rounds))
 
 

@@ -1,4 +1,4 @@
-"""The most that an engine gives in this process: no server, no wire, tokenizing included."""
+"""The highest rate of an engine in this process: no server and no network, but with tokenizing."""
 
 import threading
 import time
@@ -11,13 +11,13 @@ from penstock.core.settings import Instances
 from penstock.core.tensors import Tensor, pack_bytes
 from penstock.models.folder import read_model_folder
 from penstock.models.loading import ModelFile, load_model
-from penstock.models.running import cut, infer, prepare_all
+from penstock.models.running import cut_into_batches, infer, prepare_all
 from penstock.tasks.base import Piece, TaskRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How the texts are cut into batches: the whole set sorted by length, so that nothing could pad less."""
+    """The division of the texts into batches: sorted by length as a whole, so that padding is minimal."""
 
     max_tokens: int
     instances: int
@@ -37,7 +37,7 @@ class EmbedCeiling:
         self._model = load_model(ModelFile(folder.file(version), model / version, settings), schedule.instances)
 
     def run(self, texts: Sequence[str], seconds: float) -> float:
-        """Texts a second, all instances busy, over whole passes of the texts that fill at least `seconds`."""
+        """Return texts per second with all instances busy, over whole passes that take at least `seconds`."""
         start = time.perf_counter()
         passes = 0
         while time.perf_counter() - start < seconds:
@@ -54,7 +54,7 @@ class EmbedCeiling:
         pieces: list[list[Piece]] = [[] for _ in shares]
         _in_threads(lambda i: pieces[i].extend(self._tokenize(shares[i])), len(shares))
         max_rows = self._model.settings.batching.max_rows
-        batches = cut((piece for share in pieces for piece in share), max_rows, self._schedule.max_tokens)
+        batches = cut_into_batches((piece for share in pieces for piece in share), max_rows, self._schedule.max_tokens)
         lock = threading.Lock()
 
         def work(instance: int) -> None:
@@ -73,7 +73,7 @@ class EmbedCeiling:
 
 
 def best_schedule(model: Path, texts: Sequence[str], seconds: float, say: Callable[[str], None]) -> Schedule:
-    """The fastest of them: a ceiling that is beaten by another schedule is none."""
+    """Return the fastest schedule, because a ceiling must not be beaten by another schedule."""
     rates: dict[Schedule, float] = {}
     for schedule in SCHEDULES:
         rates[schedule] = warm_rate(model, schedule, texts, seconds)

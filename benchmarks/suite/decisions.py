@@ -1,4 +1,4 @@
-"""What it costs the router to place a job and take its answer, with ten workers and with a thousand.
+"""The cost of the router's decisions: placing a job and handling its answer, with 10 and with 1,000 workers.
 
 `python -m benchmarks.suite.decisions` prints it as JSON: policy to rounds of microseconds with few and many workers.
 """
@@ -27,10 +27,10 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 class _Traffic:
-    """A steady stream of jobs through one table: each that comes ends the oldest that runs."""
+    """A steady stream of jobs through one table: each new job ends the oldest running one."""
 
     def __init__(self, policy: Policy, workers: int) -> None:
-        self._table = JobTable(3, Random(workers).random)
+        self._table = JobTable(Random(workers).random)
         self._table.declare(BLOCK, BlockRules(max_queue=100_000, routing=Routing(policy=policy)))
         for n in range(workers):
             name = f"worker-{n}"
@@ -41,7 +41,7 @@ class _Traffic:
         self.run(JOBS)
 
     def run(self, jobs: int) -> float:
-        """Microseconds of processor time a job; making the jobs is not counted."""
+        """Return microseconds of processor time per job, without making the jobs."""
         first = self._made
         self._made += jobs
         made = [
@@ -64,8 +64,7 @@ class _Traffic:
 
 
 def decision_rounds(rounds: int = 7) -> dict[str, list[tuple[float, float]]]:
-    """Policy to the microseconds of a job with ten and with a thousand workers, each round; in turns, so that what
-    disturbs the machine disturbs both."""
+    """Return microseconds per job with 10 and with 1,000 workers, for each policy and round."""
     traffic = {policy: (_Traffic(policy, FEW), _Traffic(policy, MANY)) for policy in POLICIES}
     found: dict[str, list[tuple[float, float]]] = {policy: [] for policy in POLICIES}
     was_collecting = gc.isenabled()

@@ -1,4 +1,4 @@
-"""A bare grpc.aio echo server: what a front door costs when nothing is behind it."""
+"""A bare grpc.aio echo server: the cost of an endpoint without a server behind it."""
 
 import subprocess
 import sys
@@ -6,10 +6,10 @@ import sys
 import grpc
 import uvloop
 
-from penstock.experiments.processes import Running
+from penstock.experiments.processes import ChildProcess
 
 
-class EchoRun(Running):
+class EchoRun(ChildProcess):
     def __init__(self) -> None:
         super().__init__([sys.executable, "-m", "benchmarks.suite.echo"], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

@@ -1,4 +1,4 @@
-"""The figures that a run must show, each a ratio of things measured in that run."""
+"""The figures that a run must reach, each a ratio of measurements of that run."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class SuiteFigure:
 def ratio(
     key: str, above: Sequence[float], below: Sequence[float], bar: float, is_ceiling: bool = False
 ) -> SuiteFigure:
-    """Of the medians; its spread is that of the ratios of the rounds."""
+    """Return the ratio of the medians, with the spread of the ratios of the rounds."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     return SuiteFigure(key, median(ratios), spread(ratios), bar, is_ceiling, len(ratios))
 
 
 def auto_bar(features: Set[str]) -> float:
-    """What `engine: auto` must be worth: BF16 where the processor has it; else nothing may be lost by it."""
+    """Return the bar for `engine: auto`: the gain of BF16 if the processor supports it, otherwise no loss."""
     return 1.5 if features & set(BF16_FEATURES) else 1.0
 
 
@@ -70,7 +70,7 @@ def compute(rows: Mapping[str, LoadRow], ceiling: Sequence[float], only: Callabl
 
 
 def decision_figure(rounds: Mapping[str, Sequence[tuple[float, float]]]) -> SuiteFigure:
-    """What a decision costs with 1,000 workers over what it costs with 10: of the policy that grows most."""
+    """Return the cost of a decision with 1,000 workers divided by that with 10, for the policy where it grows most."""
     key = "decision_cost_1000_over_10_workers"
     found = [
         ratio(key, [many for _, many in costs], [few for few, _ in costs], 1.2, is_ceiling=True)

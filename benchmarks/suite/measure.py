@@ -1,4 +1,4 @@
-"""Rounds of windows: the contenders take turns, so that a slow minute of the machine hits them all."""
+"""Rounds of windows in which contenders take turns, so that a slow minute of the machine affects all."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +9,8 @@ from statistics import median
 
 from penstock.experiments.load.drivers import ECHO, INFER
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.payloads import build, encode
-from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, write_messages
+from penstock.experiments.load.load_process import LoadSpec, Window, WindowOutcome, write_messages
+from penstock.experiments.load.payloads import build_built_in_payloads, encode
 from penstock.experiments.processes import ServerRun
 
 PERCENTILES = (50, 95, 99)
@@ -31,7 +31,7 @@ class TableLoad:
 
 @dataclass(slots=True)
 class LoadRow:
-    """As the report has it."""
+    """The results of a load as the report shows them."""
 
     concurrency: int
     rps: list[float] = field(default_factory=list)  # one a round
@@ -51,7 +51,7 @@ class LoadRow:
 
 
 class Bench:
-    """Keeps a load generator per contender, so that rounds cost only their windows."""
+    """Load generators, one per contender, which run for all rounds."""
 
     def __init__(self, server: ServerRun, echo: str, folder: Path, warm_up_s: float, window_s: float) -> None:
         self._folder = folder  # for files of requests
@@ -61,7 +61,7 @@ class Bench:
         self.rows: dict[str, LoadRow] = {}
 
     def rounds(self, contenders: Sequence[TableLoad], count: int, between: Callable[[], None] = lambda: None) -> None:
-        """`between` runs before the first round and after each: the ceiling takes its turns there."""
+        """Measure rounds; call `between` before the first round and after each, for example to measure a ceiling."""
         with ExitStack() as stack:
             loads = {contender.name: stack.enter_context(self._load(contender)) for contender in contenders}
             between()
@@ -73,7 +73,7 @@ class Bench:
                 between()
 
     def rounds_beside(self, pairs: Sequence[tuple[TableLoad, TableLoad]], count: int) -> None:
-        """The first of each pair is measured while the second loads the server."""
+        """Measure the first load of each pair while the second one loads the server."""
         with ExitStack() as stack:
             loads = {each.name: stack.enter_context(self._load(each)) for pair in pairs for each in pair}
             for number in range(count):
@@ -89,7 +89,7 @@ class Bench:
         protocol = "grpc" if is_echo else contender.protocol
         file = self._folder / f"{protocol}-{contender.kind}-{contender.model}"
         if not file.exists():
-            write_messages(file, encode(build(contender.kind, contender.model), protocol))
+            write_messages(file, encode(build_built_in_payloads(contender.kind, contender.model), protocol))
         targets = {"rest": self._server.http, "echo": self._echo}
         target = targets.get(contender.protocol, self._server.grpc)
         method = ECHO if is_echo else INFER

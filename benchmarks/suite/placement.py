@@ -1,4 +1,4 @@
-"""Where requests are prepared and finished: the same models served with each placement, in turns in one run."""
+"""The throughput of each `placement`: the same models with each of them, in turns in one run."""
 
 import tempfile
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from benchmarks.suite.measure import Bench, LoadRow, TableLoad
 from penstock.models.samples.noop import NOOP, write_noop
 
 INLINE = "inline"
-OTHERS = ("pool", "worker")
-PLACEMENTS = (INLINE, *OTHERS)
-SETTINGS = {"worker": {"task_processes": 1, "task_workers": 1}}  # as many for each, so that places are compared
+POOL = "pool"
+PLACEMENTS = (INLINE, POOL)
+SETTINGS = {"worker": {"task_processes": 1}}
 NEIGHBOUR = "neighbour"
 COPY = "copy"  # upscales by a network that does nothing: all of its time is preparing and finishing
 # Name, model, kind of payload, callers.
@@ -31,7 +31,7 @@ LOADS = (
 def placement_ratios(
     models: Path, rounds: int, window_s: float, warm_up_s: float
 ) -> tuple[list[SuiteFigure], dict[str, LoadRow]]:
-    """Served requests a second of each placement over those of `inline`; `models` is the repository that ships."""
+    """Return requests per second of each placement divided by those of `inline`; `models` is the shipped repository."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         repository = _build_repository(models, folder, PLACEMENTS)
@@ -49,17 +49,15 @@ def placement_ratios(
             bench.rounds_beside([_neighbours(placement) for placement in PLACEMENTS], rounds)
     rows = bench.rows
     figures = [
-        ratio(f"{load}_{placement}_over_inline", rows[f"{load} {placement}"].rps, rows[f"{load} {INLINE}"].rps, 0.0)
+        ratio(f"{load}_{POOL}_over_inline", rows[f"{load} {POOL}"].rps, rows[f"{load} {INLINE}"].rps, 0.0)
         for load, *_ in LOADS
-        for placement in OTHERS
     ]
     p99 = {place: [found[99] for found in rows[f"{NEIGHBOUR} {place}"].percentiles_ms] for place in PLACEMENTS}
-    figures += [ratio(f"{NEIGHBOUR}_p99_{place}_over_inline", p99[place], p99[INLINE], 0.0) for place in OTHERS]
-    return figures, rows
+    return [*figures, ratio(f"{NEIGHBOUR}_p99_{POOL}_over_inline", p99[POOL], p99[INLINE], 0.0)], rows
 
 
 def _neighbours(placement: str) -> tuple[TableLoad, TableLoad]:
-    """A no-op on the worker that prepares photographs, and these."""
+    """Measure a no-op on the worker that prepares photographs, together with the photographs."""
     photos = TableLoad(f"photos beside {placement}", "grpc", "photos", f"{COPY}-{placement}", 4)
     return TableLoad(f"{NEIGHBOUR} {placement}", "rest", "noop", NOOP, 1), photos
 

@@ -1,4 +1,4 @@
-"""The benchmark's own model repository: the shipped models, variants of them to compare with, and a no-op."""
+"""The model repository of the benchmark: the shipped models, variants of them, and a no-op."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ PHOTOS = "srcnn"
 
 
 def build_repository(models: Path, target: Path) -> Path:
-    """`models` is the repository that ships; weights are linked, not copied."""
+    """Build the repository from the shipped `models`; weights are linked, not copied."""
     link_model(models / SHIPPED, target / SHIPPED)
     link_model(models / SHIPPED, target / FP32, engine="onnx", precision="fp32")
     link_model(target / FP32, target / ARRIVAL, batching={"max_rows": 32, "max_tokens": None, "order": "arrival"})
@@ -31,7 +31,7 @@ def build_repository(models: Path, target: Path) -> Path:
 
 
 def add_int8(repository: Path) -> float:
-    """What `penstock model quantize --method dynamic` makes of FP32; returns the mean cosine of its report."""
+    """Add the result of `penstock model quantize --method dynamic`; return the mean cosine of its report."""
     link_model(repository / FP32, repository / INT8)
     outcome = quantize(read_model_folder(repository / INT8), Order(method="dynamic"))
     if not outcome.version:

@@ -1,4 +1,4 @@
-"""The figure of tuning: three runs on the shipped model, and the winner against what is shipped, in turns."""
+"""The figure of tuning: three runs on the shipped model, and the winner compared with the shipped settings."""
 
 import shutil
 from collections import Counter
@@ -7,8 +7,7 @@ from pathlib import Path
 
 from benchmarks.suite.figures import SuiteFigure, ratio
 from benchmarks.suite.repository import SHIPPED
-from penstock.experiments.load.described import describe
-from penstock.experiments.tuning.data import TuneData, payloads
+from penstock.experiments.load.choice import LoadData, build_payloads, fetch_model_metadata
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.search import FINALS
 from penstock.experiments.tuning.servers import TuneLoad, TuneServers
@@ -28,7 +27,7 @@ ROUNDS, QUICK_ROUNDS = 9, 5
 def tune_figure(
     models: Path, folder: Path, *, quick: bool, say: Callable[[str], None]
 ) -> tuple[list[SuiteFigure], dict[str, float | str]]:
-    """`models` is the repository that ships, which stays as it is; `folder` is scratch space."""
+    """Return the figure; `models` is the shipped repository, which is not changed, and `folder` is scratch space."""
     path = folder / "models" / SHIPPED
     shutil.copytree(models / SHIPPED, path)
     own = read_model_folder(path)
@@ -39,19 +38,19 @@ def tune_figure(
     )
     winners = []
     for number in range(1, RUNS + 1):
-        winners.append(Tuner(model, options, folder / f"run-{number}", _teller(say, number)).run().winner)
+        winners.append(Tuner(model, options, folder / f"run-{number}", _line_printer(say, number)).run().winner)
         say(f"tune run {number} of {RUNS}: {winners[-1]}")
     trials = _rounds(model, winners, options.load, folder / "rounds", QUICK_ROUNDS if quick else ROUNDS)
     return [_figure(trials, winners)], _facts(trials, winners)
 
 
 def most_common(winners: Sequence[Configuration]) -> Configuration:
-    """The first of those that came out most often."""
+    """Return the most frequent value, the first of several."""
     return Counter(winners).most_common(1)[0][0]
 
 
 def _rounds(model: TuneModel, winners: Sequence[Configuration], load: TuneLoad, folder: Path, count: int) -> Trials:
-    """The shipped one and every different winner, in turns."""
+    """Measure the shipped settings and every different winner in turns."""
     shipped = model.shipped()
     trials = Trials(shipped)
     contenders = list(dict.fromkeys([shipped, *winners]))
@@ -61,18 +60,18 @@ def _rounds(model: TuneModel, winners: Sequence[Configuration], load: TuneLoad, 
     with TuneServers(model, folder, load) as servers:
         for contender in contenders:
             servers.start(contender)
-        inputs = describe(servers.start(shipped).http, model.folder.name)
-        servers.load_with(payloads(TuneData(), model.folder.name, inputs))
+        inputs = fetch_model_metadata(servers.start(shipped).http, model.folder.name)
+        servers.set_payloads(build_payloads(LoadData(), model.folder.name, inputs))
         for contender in contenders:
-            servers.window(contender)  # what is not warm yet
+            servers.measure_window(contender)  # what is not warm yet
         for number in range(count):
             order = contenders if number % 2 == 0 else contenders[::-1]
-            trials.add(FINALS, {contender: servers.window(contender) for contender in order})
+            trials.add(FINALS, {contender: servers.measure_window(contender) for contender in order})
     return trials
 
 
 def _figure(trials: Trials, winners: Sequence[Configuration]) -> SuiteFigure:
-    """Where what is shipped has won, it is as good as itself: a ratio of two windows of it would be noise alone."""
+    """Return the figure: exactly 1 if the shipped settings have won, because two windows would differ by noise."""
     winner = most_common(winners)
     if winner == trials.shipped:
         return SuiteFigure(KEY, 1.0, 0.0, 1.0)
@@ -97,8 +96,8 @@ def _is_apart(trials: Trials, one: Configuration, other: Configuration) -> bool:
     return trials.compare(one, other, FINALS).is_better or trials.compare(other, one, FINALS).is_better
 
 
-def _teller(say: Callable[[str], None], number: int) -> Callable[[TuneProgress], None]:
-    """A line for each stage: its windows are in the report."""
+def _line_printer(say: Callable[[str], None], number: int) -> Callable[[TuneProgress], None]:
+    """Return a function that prints a line for each stage."""
     stages: list[str] = []
 
     def tell(progress: TuneProgress) -> None:

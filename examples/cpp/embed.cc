@@ -1,8 +1,8 @@
-// Embeds texts over the Open Inference Protocol and says how alike they are to the first.
+// Embeds texts over the Open Inference Protocol and prints their similarity to the first one.
 //
 //   embed [--address HOST:PORT] [--model NAME] [--ca FILE] [--cert FILE --cert-key FILE] [--key-file FILE] TEXT...
 //
-// A key comes from PENSTOCK_API_KEY or a file, never from an argument: everybody on the machine could read it there.
+// A key comes from PENSTOCK_API_KEY or a file, never from an argument, because other users of the machine can read arguments.
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -61,7 +61,7 @@ std::string Key(const std::string& path) {
   return key;
 }
 
-// With an authority TLS; with a certificate of one's own, who asks is known by it.
+// Uses TLS if an authority is given; a client certificate identifies the caller.
 std::shared_ptr<grpc::ChannelCredentials> Credentials(const Options& options) {
   const auto& ca = options.named.at("ca");
   if (ca.empty()) return grpc::InsecureChannelCredentials();
@@ -72,7 +72,7 @@ std::shared_ptr<grpc::ChannelCredentials> Credentials(const Options& options) {
   return grpc::SslCredentials(files);
 }
 
-// A BYTES tensor: each element behind its length, 4 bytes, the least significant first.
+// Encodes a BYTES tensor: the length of each element (4 bytes, little-endian), then the element.
 std::string Packed(const std::vector<std::string>& texts) {
   std::string packed;
   for (const auto& text : texts) {

@@ -1,5 +1,5 @@
-// node embed.ts TEXT…: embeds texts and says how alike they are to the first.
-// PENSTOCK_URL says where, PENSTOCK_API_KEY who asks; NODE_EXTRA_CA_CERTS=ca.pem trusts an authority of one's own.
+// node embed.ts TEXT…: embeds texts and prints their similarity to the first one.
+// PENSTOCK_URL is the server's address, PENSTOCK_API_KEY the key; NODE_EXTRA_CA_CERTS=ca.pem adds a trusted authority.
 import { Penstock, PenstockError } from "./penstock.ts";
 
 function likeness(a: number[], b: number[]): number {

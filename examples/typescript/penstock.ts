@@ -1,4 +1,4 @@
-// A client in TypeScript over REST, with nothing but fetch: copy it, and add what you need.
+// A TypeScript client over REST that needs only fetch: copy it, and add the calls that you need.
 
 export interface Tensor {
   name: string;
@@ -8,9 +8,9 @@ export interface Tensor {
 }
 
 export interface Options {
-  url?: string; // of a gateway: https://… where it has a certificate
-  key?: string; // as `penstock key create` showed it
-  timeoutMs?: number; // of one call, with its repetitions
+  url?: string; // of a gateway; https://… if it has a certificate
+  key?: string; // the text that `penstock key create` printed
+  timeoutMs?: number; // for one call, including retries
 }
 
 /** What a server refused, and when to come back, where it said so. */
@@ -81,7 +81,7 @@ async function refusal(response: Response): Promise<PenstockError> {
   try {
     message = (JSON.parse(text) as { error: string }).error;
   } catch {
-    // whatever stands between us and the server said it
+    // the answer is not from Penstock, but from a proxy
   }
   const ms = response.headers.get("retry-after-ms");
   const seconds = response.headers.get("retry-after");

@@ -1,4 +1,4 @@
-"""The live page in a real browser, before a real server under load."""
+"""The live page in a real browser, for a real server under load."""
 
 import json
 import os
@@ -29,7 +29,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-# Functions, not expressions: the page's policy forbids it to evaluate text.
+# Functions instead of expressions: the page's policy forbids evaluating text.
 BUSY = "() => Number(document.querySelector('#requests').textContent) > 5"
 DRAWN = """() => [...document.querySelectorAll('#chart-requests path')]
     .some(path => path.getAttribute('d').split('L').length > 3)"""
@@ -65,7 +65,7 @@ PHONE = ViewportSize(width=390, height=844)
 @contextmanager
 def browser_of(tmp_path: Path, credentials: HttpCredentials | None = None) -> Iterator[BrowserContext]:
     chromium = shutil.which("chromium")
-    assert chromium is not None, "there is no chromium: run scripts/browser"
+    assert chromium is not None, "there is no chromium: run scripts/packages"
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             str(tmp_path / "profile"),
@@ -98,7 +98,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def load(server: ServerProcess) -> Iterator[None]:
-    """A little of everything; it goes on over the server's restart."""
+    """Send requests to every model, and continue over the server's restart."""
     stop = threading.Event()
 
     def send(model: str, number: float) -> None:
@@ -120,7 +120,7 @@ def load(server: ServerProcess) -> Iterator[None]:
 
 
 class Watch:
-    """What the page asks for and complains of."""
+    """Requests that the page sends, and its console errors."""
 
     def __init__(self, page: Page) -> None:
         self.addresses: list[str] = []
@@ -130,7 +130,7 @@ class Watch:
         page.on("console", lambda message: self._said(message.type, message.text))
 
     def _said(self, kind: str, text: str) -> None:
-        # While the server is away a browser tells of each attempt to reach it.
+        # While the server is away, a browser logs each attempt to reach it.
         if kind in ("error", "warning") and "net::ERR_" not in text:
             self.complaints.append(text)
 
@@ -162,7 +162,7 @@ def test_the_page_follows_a_server_through_its_restart(
         expect(page.locator("#state")).to_have_text("Live")
         expect(page.locator("#notice")).to_be_hidden()
         page.wait_for_function(BUSY)
-        expect(page.locator("#devices-card")).to_be_hidden()  # it finds no driver
+        expect(page.locator("#devices-card")).to_be_hidden()  # there is no driver
 
     assert watch.complaints == []
     elsewhere = [address for address in watch.addresses if not address.startswith((f"{server.http_url}/", "data:"))]
@@ -170,7 +170,7 @@ def test_the_page_follows_a_server_through_its_restart(
 
 
 @pytest.mark.timeout(200)
-def test_a_key_is_the_password_that_the_browser_asks_for(tmp_path: Path) -> None:
+def test_the_browser_sends_the_key_as_a_password(tmp_path: Path) -> None:
     """For the page, its live stream, the documentation and WebSockets alike."""
     write_identity(tmp_path / "models", "identity", "FP32")
     with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
@@ -187,6 +187,25 @@ def test_a_key_is_the_password_that_the_browser_asks_for(tmp_path: Path) -> None
             answer = page.goto(f"{server.http_url}/docs")
             assert answer is not None
             assert answer.status == 200
+
+
+def test_the_api_reference_shows_every_operation_and_sends_requests(browser: BrowserContext, tmp_path: Path) -> None:
+    write_identity(tmp_path / "models", "identity", "FP32")
+    with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
+        page = browser.new_page()
+        problems: list[str] = []
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.goto(f"{server.http_url}/docs")
+        document = httpx.get(f"{server.http_url}/openapi.json").json()
+        methods = [method for path in document["paths"].values() for method in path]
+        expect(page.locator(".opblock")).to_have_count(len(methods))
+        operation = page.locator(".opblock").filter(has=page.locator('[data-path="/v2/models/{model}/ready"]'))
+        operation.locator(".opblock-summary-control").click()
+        operation.get_by_role("button", name="Try it out").click()
+        operation.get_by_placeholder("model").fill("identity")
+        operation.get_by_role("button", name="Execute").click()
+        expect(operation.locator(".live-responses-table tbody .response-col_status")).to_contain_text("200")
+        assert problems == []
 
 
 def made_key(data_dir: Path) -> str:
@@ -231,7 +250,7 @@ def check_charts(page: Page) -> None:
 
 
 def take_screenshots(page: Page, folder: Path) -> None:
-    """To look at; on a phone nothing sticks out."""
+    """Take screenshots; on a phone, nothing is wider than the page."""
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.screenshot(path=folder / f"{scheme}.png", full_page=True)

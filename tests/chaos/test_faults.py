@@ -1,4 +1,4 @@
-"""The faults of scripts/chaos in short, against real servers."""
+"""Short runs of the faults of scripts/chaos, against real servers."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -6,21 +6,21 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.chaos import malformed
-from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
-from benchmarks.chaos.departures import CALLERS, HANG_S, SILENCE_S, end_worker, stop_worker
-from benchmarks.chaos.drain import IN_FLIGHT, drain_server
-from benchmarks.chaos.infer_messages import valid_requests
-from benchmarks.chaos.kill import kill_workers
-from benchmarks.chaos.malformed_zmq import BLOCK, HOST, ZmqAttack
-from benchmarks.chaos.report import ChaosPlan
-from benchmarks.chaos.repository import HEAVY, add_echo, add_shipped
 from benchmarks.server import ServerProcess
 from penstock.experiments.load.drivers import INFER, STREAM
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.v1 import job_pb2
-from penstock.wire import frames
-from penstock.wire.forms import encode_description
+from penstock.wire import job_messages
+from penstock.wire.encodings import encode_description
+from tests.chaos import malformed
+from tests.chaos.checked_load import CheckedLoad, EchoQuestion
+from tests.chaos.departures import CALLERS, HANG_S, end_worker, stop_worker
+from tests.chaos.drain import IN_FLIGHT, drain_server
+from tests.chaos.infer_messages import valid_requests
+from tests.chaos.kill import kill_workers
+from tests.chaos.malformed_zmq import BLOCK, HOST, ZmqAttack
+from tests.chaos.report import ChaosPlan
+from tests.chaos.repository import HEAVY, add_echo, add_shipped
 
 MODELS = Path(__file__).parents[2] / "models"
 pytestmark = pytest.mark.timeout(300)
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Of a model that may run twice, but not for ever: jobs of killed workers are tried again."""
+    """Start a server with two workers and a model that may run twice: jobs of killed workers are repeated."""
     folder = tmp_path_factory.mktemp("two-workers")
     add_echo(folder / "models")
-    settings = {"data_plane": {"silence_s": SILENCE_S, "hang_s": HANG_S}}
+    settings = {"data_plane": {"hang_s": HANG_S}}
     with ServerProcess(folder / "models", folder / "server", "--workers", "2", settings=settings) as server:
         yield server
 
@@ -68,7 +68,7 @@ async def test_a_worker_that_hangs_costs_no_request(two_workers: ServerProcess) 
     assert (load.tally.failed, load.tally.duplicates) == (0, 0), load.tally.details()
 
 
-async def test_a_worker_that_leaves_hands_back_what_must_not_run_twice(tmp_path: Path) -> None:
+async def test_a_stopping_worker_hands_back_steps_that_must_not_run_twice(tmp_path: Path) -> None:
     add_echo(tmp_path / "models", HEAVY, is_idempotent=False)
     with ServerProcess(tmp_path / "models", tmp_path / "server", "--workers", "2") as server:
         async with CheckedLoad(server.grpc, [EchoQuestion()], CALLERS) as load:
@@ -79,7 +79,7 @@ async def test_a_worker_that_leaves_hands_back_what_must_not_run_twice(tmp_path:
         assert server.metric("penstock_retries_total", reason="worker_lost") == 0
 
 
-async def test_a_server_that_leaves_answers_what_is_inside(tmp_path: Path) -> None:
+async def test_a_stopping_server_answers_accepted_requests(tmp_path: Path) -> None:
     add_shipped(tmp_path / "models", MODELS, "srcnn")
     with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
         await server.wait_all_workers()
@@ -104,7 +104,7 @@ async def test_a_message_that_cannot_be_parsed_is_the_callers_fault(channel: grp
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_stream_survives_what_cannot_be_parsed_and_answers_all_before_it_ends(
+async def test_a_stream_survives_invalid_messages_and_answers_all_requests(
     channel: grpc.aio.Channel,
 ) -> None:
     good = [request.SerializeToString() for request in valid_requests()]
@@ -123,19 +123,19 @@ async def test_a_method_that_is_not_offered_leaves_no_traceback(
 
 
 async def test_nonsense_of_one_worker_leaves_the_gateway_to_the_others(every_model: ServerProcess) -> None:
-    """An offer that contradicts itself is refused, and sums of what a worker counts stay within their fields."""
+    """Contradictory offers are refused, and sums of a worker's counts stay within their fields."""
     offer = job_pb2.BlockOffer(block_id="blk-other", credits=1, description=encode_description(BLOCK))
-    hello = job_pb2.Hello(protocol=frames.PROTOCOL, worker_id="liar", host=HOST)
-    lying = job_pb2.Hello(protocol=frames.PROTOCOL, worker_id="liar", host=HOST, blocks=[offer])
+    hello = job_pb2.Hello(protocol=job_messages.PROTOCOL, worker_id="liar", host=HOST)
+    lying = job_pb2.Hello(protocol=job_messages.PROTOCOL, worker_id="liar", host=HOST, blocks=[offer])
     counted = job_pb2.BlockStatistics(block_id="blk-chaos", inference_count=2**64 - 1)
     said = [
-        job_pb2.Frame(hello=lying),
-        job_pb2.Frame(hello=hello),
-        job_pb2.Frame(statistics=job_pb2.Statistics(blocks=[counted])),
+        job_pb2.Header(hello=lying),
+        job_pb2.Header(hello=hello),
+        job_pb2.Header(statistics=job_pb2.Statistics(blocks=[counted])),
     ]
     attack = ZmqAttack(every_model.router_endpoint(), count=1, seed=0)
     for _ in range(2):
-        await attack.say([frames.encode(frame) for frame in said])
+        await attack.say([job_messages.encode(header) for header in said])
     assert attack.answers.kinds == {"zmq refused": 2, "zmq taken": 4}
     async with grpc.aio.insecure_channel(every_model.grpc) as channel:
         await channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")(b"", timeout=10)

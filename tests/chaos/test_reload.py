@@ -1,18 +1,18 @@
-"""Models that come and go under load, in short."""
+"""A short run of loading and unloading models under load."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
-from benchmarks.chaos.reload import CALLERS, NAPPER, PAUSE_S, add_models, run_cycles
-from benchmarks.chaos.report import ChaosPlan
 from benchmarks.server import ServerProcess
+from tests.chaos.checked_load import CheckedLoad, EchoQuestion
+from tests.chaos.reload import CALLERS, NAPPER, PAUSE_S, add_models, run_cycles
+from tests.chaos.report import ChaosPlan
 
 pytestmark = pytest.mark.timeout(300)
 
 
-async def test_reloads_and_naps_cost_no_request(tmp_path: Path) -> None:
+async def test_reloads_and_idle_unloading_cost_no_request(tmp_path: Path) -> None:
     add_models(tmp_path / "models")
     with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
         await server.wait_all_workers()
@@ -23,5 +23,5 @@ async def test_reloads_and_naps_cost_no_request(tmp_path: Path) -> None:
         assert (cycles.reloads, cycles.wakes) == (4, 4)
         assert server.metric("penstock_loads_total", model=NAPPER, event="woken") == 4
         assert server.metric("penstock_loads_total", model=NAPPER, event="idle") == 4
-        # So few cycles say little about memory; but what is kept of each would show even here.
+        # So few cycles say little about memory, but a leak in each of them would be visible.
         assert cycles.rss_growth < 0.5

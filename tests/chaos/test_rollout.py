@@ -1,12 +1,12 @@
-"""Versions that come one after the other under load, in short."""
+"""A short run of successive versions under load."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.report import ChaosPlan
-from benchmarks.chaos.rollout import FLAGS, add_version, roll
 from benchmarks.server import ServerProcess
+from tests.chaos.report import ChaosPlan
+from tests.chaos.rollout import FLAGS, add_version, roll
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -19,6 +19,6 @@ async def test_new_versions_cost_no_request_and_no_readiness(tmp_path: Path) -> 
     for tally in (load.tally, found.rest):
         assert (tally.failed, tally.duplicates) == (0, 0), tally.details()
     assert found.changes == 6
-    assert found.versions.broken == {6}, "one of them was broken"
+    assert found.versions.broken == {6}, "version 6 is one that does not load"
     assert not found.faults
     assert not found.unready

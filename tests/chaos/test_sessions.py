@@ -1,4 +1,4 @@
-"""Sessions while workers are killed, in short; and that the check of scripts/chaos sees what it is there to see."""
+"""A short run of sessions while workers are killed; and scripts/chaos detects lost and repeated steps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.chaos.repository import ECHO, add_echo
-from benchmarks.chaos.session_load import QUESTION, SessionTally, Shape, ToldStep
-from benchmarks.chaos.sessions import NO_WORK, WORKERS, play
 from benchmarks.server import ServerProcess
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from tests.chaos.repository import ECHO, add_echo
+from tests.chaos.session_load import QUESTION, SessionTally, Shape, ToldStep
+from tests.chaos.sessions import NO_WORK, WORKERS, play
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -43,7 +43,7 @@ async def test_killed_workers_disturb_no_session(server: ServerProcess) -> None:
 
 
 async def runs(server: ServerProcess) -> int:
-    """How many requests the workers' model has answered."""
+    """Return how many requests the workers' model has answered."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         request = pb.ModelStatisticsRequest(name=ECHO)
         found = await GRPCInferenceServiceStub(channel).ModelStatistics(request, timeout=30)
@@ -57,13 +57,13 @@ def told(arrival: int, seq_no: int, place: int, content: int) -> ToldStep:
 
 
 def seen(*answers: tuple[int, int, int]) -> SessionTally:
-    """Answers of a session in the order of their arrival: seq_no, place and content, which are all the same."""
+    """Return a session's answers in the order of their arrival: seq_no, place and content, which are all equal."""
     tally = SessionTally()
     tally.check(told(arrival, *answer) for arrival, answer in enumerate(answers))
     return tally
 
 
-def test_the_check_sees_what_must_not_be() -> None:
+def test_the_check_detects_violations() -> None:
     assert seen((1, 1, 1), (2, 2, 2), (2, 2, 2), (3, 3, 3)).violations == 0
     assert seen((1, 1, 1), (2, 2, 3)).wrong == 1
     assert seen((1, 1, 1), (2, 3, 2), (3, 2, 3)).out_of_order == 2

@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def write_scorer(models: Path) -> None:
-    """`pairs`: the encoder again, asked for the likeness of two texts."""
+    """Write `pairs`: the encoder again, which scores the similarity of two texts."""
     (models / "pairs").mkdir()
     (models / "pairs/1").symlink_to(ROOT / "models/minilm/1")
     (models / "pairs/model.yaml").write_text("task: score\nengine: openvino\n")

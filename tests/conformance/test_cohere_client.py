@@ -1,4 +1,4 @@
-"""The cohere package, as it is: rerank in both versions of its API."""
+"""The unmodified cohere package: rerank in both versions of its API."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,7 +20,7 @@ Rerank = Callable[..., cohere.V2RerankResponse | cohere.RerankResponse]
 
 @pytest.fixture
 def connections() -> Iterator[httpx.Client]:
-    """The package's own are never closed."""
+    """Yield a client that is closed at the end, unlike the package's own."""
     with httpx.Client(timeout=30) as opened:
         yield opened
 
@@ -33,7 +33,7 @@ def rerank(server: ServerProcess, minilm: str, connections: httpx.Client, reques
 
 
 @pytest.mark.parametrize("model", ["minilm", "pairs"])
-def test_rerank(server, rerank, model):
+def test_documents_are_reranked(server, rerank, model):
     answer = rerank(model=model, query=QUERY, documents=DOCUMENTS)
     assert answer.results[0].index == BEST
     scores = [result.relevance_score for result in answer.results]
@@ -46,19 +46,19 @@ def test_rerank(server, rerank, model):
     np.testing.assert_allclose(scores, [expected[result.index] for result in answer.results], atol=2e-2)
 
 
-def test_top_n(rerank):
+def test_top_n_limits_the_results(rerank):
     answer = rerank(model="minilm", query=QUERY, documents=DOCUMENTS, top_n=2)
     assert [result.index for result in answer.results][:1] == [BEST]
     assert len(answer.results) == 2
 
 
-def test_keys_that_are_ignored(server, minilm, connections):
+def test_unsupported_keys_are_ignored(server, minilm, connections):
     client = cohere.ClientV2(api_key="none", base_url=server.http_url, httpx_client=connections)
     answer = client.rerank(model=minilm, query=QUERY, documents=DOCUMENTS, max_tokens_per_doc=100, priority=1)
     assert answer.results[0].index == BEST
 
 
-def test_documents_come_back(server, minilm, connections):
+def test_documents_are_returned_on_request(server, minilm, connections):
     client = cohere.Client(api_key="none", base_url=server.http_url, httpx_client=connections)
     documents = [{"text": text, "title": str(index)} for index, text in enumerate(DOCUMENTS)]
     found = client.rerank(model=minilm, query=QUERY, documents=documents, return_documents=True, top_n=1).results[0]
@@ -76,7 +76,7 @@ def test_documents_come_back(server, minilm, connections):
         ({"documents": ["a"] * 5000}, cohere.TooManyRequestsError, "max_rows"),
     ],
 )
-def test_errors(rerank, changed, error, word):
+def test_errors_have_the_packages_types(rerank, changed, error, word):
     asked = {"model": "minilm", "query": QUERY, "documents": DOCUMENTS, **changed}
     with pytest.raises(ApiError) as caught:
         rerank(**asked, request_options={"max_retries": 0})
@@ -84,7 +84,7 @@ def test_errors(rerank, changed, error, word):
     assert word in str(caught.value.body)
 
 
-async def test_asynchronous_client(server, minilm):
+async def test_the_asynchronous_client_reranks(server, minilm):
     async with httpx.AsyncClient(timeout=30) as connections:
         client = cohere.AsyncClientV2(api_key="none", base_url=server.http_url, httpx_client=connections)
         answer = await client.rerank(model=minilm, query=QUERY, documents=DOCUMENTS, top_n=1)

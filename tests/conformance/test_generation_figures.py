@@ -1,4 +1,4 @@
-"""What clients of a model that generates are told of its tokens: metrics, the live stream and the status agree."""
+"""Token counts of a model that generates text agree in metrics, the live stream and the status."""
 
 import json
 from typing import Any
@@ -11,12 +11,12 @@ from benchmarks.waiting import eventually
 
 
 def standing(server: ServerProcess) -> dict[str, int]:
-    """Of the only model that generates."""
+    """Return the state of the only model that generates."""
     (found,) = server.get("/v1/status")["generation"].values()
     return dict(found)
 
 
-def test_tokens_are_counted_once_and_timed_where_they_are_seen(server: ServerProcess, smollm2: str) -> None:
+def test_tokens_are_counted_once_and_timed_at_the_endpoint(server: ServerProcess, smollm2: str) -> None:
     names = {
         "prompts": "prompt_tokens_total",
         "generated": "generated_tokens_total",
@@ -51,7 +51,7 @@ def test_tokens_are_counted_once_and_timed_where_they_are_seen(server: ServerPro
     eventually(lambda: {key: value - before[key] for key, value in read().items()} == expected, "all is counted")
 
 
-def test_the_live_stream_and_the_status_tell_how_the_engine_stands(server: ServerProcess, smollm2: str) -> None:
+def test_the_live_stream_and_the_status_show_the_engines_state(server: ServerProcess, smollm2: str) -> None:
     with httpx.Client(base_url=server.http_url, timeout=60) as client:
         asked = {"model": smollm2, "prompt": "Water boils at", "max_tokens": 4, "ignore_eos": True}
         assert client.post("/v1/completions", json=asked).status_code == 200

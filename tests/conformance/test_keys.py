@@ -1,5 +1,4 @@
-"""Clients that others wrote, as they are, and the examples in C++ and TypeScript, against a server with TLS that asks
-for keys."""
+"""Unmodified clients of others, and the C++ and TypeScript examples, against a server with TLS that requires keys."""
 
 import os
 import subprocess
@@ -23,10 +22,10 @@ from kserve.inference_client import RESTConfig
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.waiting import eventually
-from penstock.access.keys import KEY_BYTES, key_text
-from penstock.app.folders import MANAGER_SOCKET
 from penstock.client.cluster import ClusterClient
+from penstock.features.keys.key_table import KEY_BYTES, key_text
 from penstock.pb.v1 import access_pb2
+from penstock.storage.server_folders import MANAGER_SOCKET
 from tests.servers import ROOT, write_add_sub
 from tests.tls import TestAuthority, TlsServer
 
@@ -75,7 +74,7 @@ def make_key(run: Path) -> str:
         return str(client.call("CreateKey", request).text)
 
 
-def test_openai(keyed: KeyedServer) -> None:
+def test_openai_uses_a_key_over_tls(keyed: KeyedServer) -> None:
     for key in (keyed.key, WRONG):
         with httpx.Client(verify=keyed.context, timeout=30) as connections:
             client = openai.OpenAI(base_url=f"{keyed.url}/v1", api_key=key, http_client=connections, max_retries=0)
@@ -83,15 +82,15 @@ def test_openai(keyed: KeyedServer) -> None:
                 assert len(client.embeddings.create(model="minilm", input="a fig").data[0].embedding) == 384
                 assert "minilm" in {model.id for model in client.models.list()}
             else:
-                with pytest.raises(openai.AuthenticationError, match="not known"):
+                with pytest.raises(openai.AuthenticationError, match="unknown key"):
                     client.embeddings.create(model="minilm", input="a fig")
-                with pytest.raises(openai.AuthenticationError, match="not known"):
+                with pytest.raises(openai.AuthenticationError, match="unknown key"):
                     client.chat.completions.create(
                         model="smollm2", messages=[{"role": "user", "content": "a"}], stream=True
                     )
 
 
-def test_cohere(keyed: KeyedServer) -> None:
+def test_cohere_uses_a_key_over_tls(keyed: KeyedServer) -> None:
     documents = ["Photosynthesis turns light into sugar.", "A red car."]
     for key in (keyed.key, WRONG):
         with httpx.Client(verify=keyed.context, timeout=30) as connections:
@@ -111,7 +110,7 @@ def triton_inputs(module: Any) -> list[Any]:
     return inputs
 
 
-def test_triton_over_grpc(keyed: KeyedServer) -> None:
+def test_triton_uses_a_key_over_grpc(keyed: KeyedServer) -> None:
     with triton_grpc.InferenceServerClient(keyed.grpc, ssl=True, root_certificates=keyed.ca) as client:
         assert client.is_server_live()
         inputs = triton_inputs(triton_grpc)
@@ -123,7 +122,7 @@ def test_triton_over_grpc(keyed: KeyedServer) -> None:
             assert refused.value.status() == "StatusCode.UNAUTHENTICATED"
 
 
-def test_triton_over_http(keyed: KeyedServer) -> None:
+def test_triton_uses_a_key_over_http(keyed: KeyedServer) -> None:
     options = {"ca_certs": keyed.ca}
     with triton_http.InferenceServerClient(keyed.http, ssl=True, ssl_options=options) as client:
         assert client.is_server_live()
@@ -142,7 +141,7 @@ def kserve_request() -> InferRequest:
     return InferRequest("add_sub", inputs, request_id="r1")
 
 
-async def test_kserve_over_rest(keyed: KeyedServer) -> None:
+async def test_kserve_uses_a_key_over_rest(keyed: KeyedServer) -> None:
     config = RESTConfig(protocol="v2", retries=0, verify=keyed.context)
     async with InferenceRESTClient(config) as client:
         answer = await client.infer(keyed.url, kserve_request(), model_name="add_sub", headers=keyed.headers())
@@ -152,7 +151,7 @@ async def test_kserve_over_rest(keyed: KeyedServer) -> None:
         assert refused.value.response.status_code == 401
 
 
-async def test_kserve_over_grpc(keyed: KeyedServer) -> None:
+async def test_kserve_uses_a_key_over_grpc(keyed: KeyedServer) -> None:
     async with InferenceGRPCClient(keyed.grpc, use_ssl=True, root_certificates=keyed.ca) as client:
         answer = await client.infer(kserve_request(), headers=tuple(keyed.headers().items()))
         assert (next(each.as_numpy() for each in answer.outputs if each.name == "sum") == A + B).all()
@@ -182,7 +181,7 @@ def check_likeness(told: str) -> None:
     assert near > far + 0.1
 
 
-def test_cpp(keyed: KeyedServer, tmp_path: Path) -> None:
+def test_the_cpp_example_runs(keyed: KeyedServer, tmp_path: Path) -> None:
     build: list[str | Path] = ["make", "-C", ROOT / "examples/cpp", f"BUILD={tmp_path}", "CXXFLAGS=-O0"]
     code, told = run(build)
     assert code == 0, told
@@ -194,11 +193,11 @@ def test_cpp(keyed: KeyedServer, tmp_path: Path) -> None:
     assert run([*embed, "--key-file", tmp_path / "key", *TEXTS])[0] == 0
     assert run([*embed, *TEXTS], PENSTOCK_API_KEY=WRONG) == (
         1,
-        "refused (16): this key is not known here: it is wrong, or it was revoked\n",
+        "refused (16): unknown key: it is wrong, or it was revoked\n",
     )
 
 
-def test_typescript(keyed: KeyedServer) -> None:
+def test_the_typescript_example_runs(keyed: KeyedServer) -> None:
     folder = ROOT / "examples/typescript"
     modules = Path(sys.prefix) / "clients/typescript/node_modules"
     node = f"{sys.prefix}/bin/node"
@@ -211,4 +210,4 @@ def test_typescript(keyed: KeyedServer) -> None:
     check_likeness(told)
     code, told = run([node, folder / "embed.ts"], PENSTOCK_API_KEY=WRONG, **environment)
     assert code == 1
-    assert told.startswith("refused (401 unauthenticated): this key is not known here")
+    assert told.startswith("refused (401 unauthenticated): unknown key")

@@ -1,4 +1,4 @@
-"""The openai package, as it is."""
+"""The unmodified openai package."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
         yield opened
 
 
-def test_models(client, minilm):
+def test_models_are_listed(client, minilm):
     models = {model.id: model for model in client.models.list()}
     assert {"minilm", "add_sub"} <= set(models)
     assert client.models.retrieve(minilm).owned_by == "penstock"
@@ -26,7 +26,7 @@ def test_models(client, minilm):
 
 
 def test_embeddings_are_the_same_in_both_encodings(client, minilm):
-    by_default = client.embeddings.create(model=minilm, input=TEXTS)  # the package asks for base64
+    by_default = client.embeddings.create(model=minilm, input=TEXTS)  # the package requests base64
     as_floats = client.embeddings.create(model=minilm, input=TEXTS, encoding_format="float")
     assert [item.index for item in by_default.data] == [0, 1, 2]
     np.testing.assert_allclose(
@@ -38,7 +38,7 @@ def test_embeddings_are_the_same_in_both_encodings(client, minilm):
     assert len(one.data[0].embedding) == 384
 
 
-def test_request_ids(client, minilm):
+def test_request_ids_are_returned(client, minilm):
     answer = client.embeddings.with_raw_response.create(model=minilm, input="a", extra_headers={"x-request-id": "mine"})
     assert answer.headers["x-request-id"] == "mine"
 
@@ -54,14 +54,14 @@ def test_request_ids(client, minilm):
         ({"model": "add_sub"}, openai.BadRequestError),
     ],
 )
-def test_errors(client, minilm, changed, error):
+def test_errors_have_the_packages_types(client, minilm, changed, error):
     with pytest.raises(error) as caught:
         client.embeddings.create(**{"model": minilm, "input": "a", **changed})
     assert caught.value.type == "invalid_request_error"
     assert caught.value.code
 
 
-def test_too_much_is_refused_once(server, minilm):
+def test_a_refused_request_is_not_retried(server, minilm):
     with (
         openai.OpenAI(base_url=f"{server.http_url}/v1", api_key="none", max_retries=5, timeout=20) as client,
         pytest.raises(openai.RateLimitError, match=r"limits\.max_rows"),
@@ -69,7 +69,7 @@ def test_too_much_is_refused_once(server, minilm):
         client.embeddings.create(model=minilm, input=["a"] * 5000)
 
 
-async def test_asynchronous_client(server, minilm):
+async def test_the_asynchronous_client_embeds(server, minilm):
     async with openai.AsyncOpenAI(base_url=f"{server.http_url}/v1", api_key="none") as client:
         answer = await client.embeddings.create(model=minilm, input=TEXTS)
         assert len(answer.data) == 3

@@ -1,4 +1,4 @@
-"""The openai package, as it is, with a model that generates: chat completions and completions."""
+"""The unmodified openai package with a model that generates text: chat completions and completions."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
         yield opened
 
 
-def test_a_chat_whole_and_streamed(client, smollm2):
+def test_a_chat_is_answered_whole_and_streamed(client, smollm2):
     assert client.models.retrieve(smollm2).model_extra["task"] == "generate"
     whole = client.chat.completions.create(model=smollm2, messages=CHAT, **GREEDY)
     assert (whole.object, whole.id[:9], whole.choices[0].finish_reason) == ("chat.completion", "chatcmpl-", "length")
@@ -45,7 +45,7 @@ def test_a_chat_whole_and_streamed(client, smollm2):
     assert again.choices[0].message.content == text
 
 
-def test_choices_stops_and_seeds(client, smollm2):
+def test_choices_stops_and_seeds_are_supported(client, smollm2):
     def ask(**options: Any) -> Any:
         given = {"temperature": 1.0, "max_tokens": 8, **options}
         return client.chat.completions.create(model=smollm2, messages=CHAT, **given).choices
@@ -60,7 +60,7 @@ def test_choices_stops_and_seeds(client, smollm2):
     assert stopped.message.content == greedy[: greedy.index(word)]
 
 
-def test_logprobs(client, smollm2):
+def test_logprobs_are_returned(client, smollm2):
     options = {"logprobs": True, "top_logprobs": 1, **GREEDY}
     choice = client.chat.completions.create(model=smollm2, messages=CHAT, **options).choices[0]
     tokens = choice.logprobs.content
@@ -70,7 +70,7 @@ def test_logprobs(client, smollm2):
     assert sum(len(chunk.choices[0].logprobs.token_logprobs) for chunk in chunks) == 6
 
 
-def test_a_schema_holds(client, smollm2):
+def test_an_answer_follows_a_schema(client, smollm2):
     asked: Any = [{"role": "user", "content": "The wall is red. Answer with JSON."}]
     found = client.chat.completions.parse(
         model=smollm2, messages=asked, response_format=Wall, temperature=0, max_tokens=24
@@ -78,7 +78,7 @@ def test_a_schema_holds(client, smollm2):
     assert isinstance(found.choices[0].message.parsed, Wall)
 
 
-def test_completions_of_texts_and_tokens(client, smollm2):
+def test_completions_accept_texts_and_tokens(client, smollm2):
     texts = client.completions.create(model=smollm2, prompt=["Water boils at", "The sky is"], n=2, **GREEDY)
     assert [choice.index for choice in texts.choices] == [0, 1, 2, 3]
     assert texts.id.startswith("cmpl-")
@@ -93,7 +93,7 @@ def test_completions_of_texts_and_tokens(client, smollm2):
     assert len(client.completions.create(model=smollm2, prompt="Water", temperature=0).choices[0].text) > 16
 
 
-def test_headers(client, smollm2):
+def test_headers_are_set(client, smollm2):
     answer = client.chat.completions.with_raw_response.create(
         model=smollm2, messages=CHAT, extra_headers={"x-request-id": "mine"}, extra_body={"top_k": 3}, **GREEDY
     )
@@ -133,17 +133,17 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         ({"max_tokens": 100_000}, openai.BadRequestError, "context_length_exceeded"),
         ({"logit_bias": {"5": 1}}, openai.BadRequestError, "invalid_request"),
         ({"logprobs": True, "top_logprobs": 5}, openai.BadRequestError, "invalid_request"),
-        ({"tools": [TOOL]}, openai.BadRequestError, "invalid_request"),  # this model's template knows none
+        ({"tools": [TOOL]}, openai.BadRequestError, "invalid_request"),  # this model's template supports no tools
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors(client, smollm2, changed, error, code, stream):
+def test_errors_have_the_packages_types(client, smollm2, changed, error, code, stream):
     with pytest.raises(error) as caught:
         client.chat.completions.create(**{"model": smollm2, "messages": CHAT, "stream": stream, **changed})
     assert (caught.value.type, caught.value.code) == ("invalid_request_error", code)
 
 
-def test_an_answer_that_fails_on_its_way_says_so(client, smollm2):
+def test_an_answer_that_fails_midway_ends_with_an_error(client, smollm2):
     with pytest.raises(openai.APIError, match="deadline") as caught:
         for _ in client.chat.completions.create(
             model=smollm2,
@@ -157,7 +157,7 @@ def test_an_answer_that_fails_on_its_way_says_so(client, smollm2):
     assert caught.value.code == "deadline_exceeded"
 
 
-async def test_asynchronous_client(server, smollm2):
+async def test_the_asynchronous_client_chats(server, smollm2):
     async with openai.AsyncOpenAI(base_url=f"{server.http_url}/v1", api_key="none") as client:
 
         async def ask(prompt: str) -> str:

@@ -1,4 +1,4 @@
-"""Triton's perf_analyzer, as it is; `scripts/clients` fetches it."""
+"""Triton's unmodified perf_analyzer, which `scripts/clients` fetches."""
 
 import base64
 import csv
@@ -29,7 +29,7 @@ class Analyzer:
     folder: Path
 
     def run(self, protocol: str, *flags: str) -> list[dict[str, float]]:
-        """The report, a row for each level of load, after what must be true of every report."""
+        """Run perf_analyzer and return its report, a row per level of load."""
         report = self.folder / "report.csv"
         port = self.server.grpc_port if protocol == "grpc" else self.server.http_port
         command: list[str | Path] = [CLIENTS / "bin/perf_analyzer", "-i", protocol, "-u", f"127.0.0.1:{port}", *flags]
@@ -58,7 +58,7 @@ def analyzer(server: ServerProcess, tmp_path: Path) -> Analyzer:
 
 
 @pytest.mark.parametrize(("protocol", "data"), [("grpc", "zero"), ("http", "random")])
-def test_levels_of_concurrency(analyzer, protocol, data):
+def test_levels_of_concurrency_are_measured(analyzer, protocol, data):
     windows = (
         "--measurement-mode",
         "count_windows",
@@ -82,42 +82,42 @@ def test_levels_of_concurrency(analyzer, protocol, data):
     ],
     ids=["async", "stream", "gzip", "async-http", "json"],
 )
-def test_ways_of_sending(analyzer, protocol, flags):
+def test_every_way_of_sending_is_measured(analyzer, protocol, flags):
     (row,) = analyzer.run(protocol, *FLOATS, *flags, *REQUESTS, "--concurrency-range", "4")
     assert row["Concurrency"] == 4
 
 
-def test_batches(analyzer):
+def test_batches_are_measured(analyzer):
     (row,) = analyzer.run("grpc", "-m", "add_sub", "-x", "1", "-b", "8", *REQUESTS)
     assert row["Concurrency"] == 1
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_texts_of_a_file(analyzer, minilm, protocol, tmp_path):
+def test_texts_of_a_file_are_measured(analyzer, minilm, protocol, tmp_path):
     file = tmp_path / "texts.json"
     file.write_text(json.dumps({"data": [{"text": [text]} for text in TEXTS]}))
     analyzer.run(protocol, "-m", minilm, "--input-data", str(file), "--concurrency-range", "2", "-b", "2", *REQUESTS)
 
 
-def test_one_text(analyzer, minilm):
+def test_one_text_is_measured(analyzer, minilm):
     analyzer.run("grpc", "-m", minilm, "--string-data", "hello there", "--concurrency-range", "4", *REQUESTS)
 
 
-def test_images(analyzer, tmp_path):
+def test_images_are_measured(analyzer, tmp_path):
     image = io.BytesIO()
     Image.new("RGB", (96, 64), "teal").save(image, "PNG")
     file = tmp_path / "images.json"
-    # Its base64 is of the bytes as they travel, each element behind its length.
+    # Its base64 is that of the encoded bytes, each element behind its length.
     encoded = base64.b64encode(pack_bytes([image.getvalue()])).decode()
     file.write_text(json.dumps({"data": [{"image": {"b64": encoded}}]}))
     analyzer.run("grpc", "-m", "srcnn", "--input-data", str(file), "--concurrency-range", "2", *REQUESTS)
 
 
-def test_generated_text_streamed(analyzer, smollm2, tmp_path):
+def test_streamed_text_is_measured(analyzer, smollm2, tmp_path):
     sampling = json.dumps({"max_tokens": "4", "temperature": "0"})
     given = {"text_input": ["Water boils at"], "stream": [True], "sampling_parameters": [sampling]}
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps({"data": [given]}))
     flags = ("--async", "--streaming", "--input-data", str(file), "--shape", "text_input:1", "--request-count", "4")
     (row,) = analyzer.run("grpc", "-m", smollm2, *flags)
-    assert row["Response Throughput"] > 2 * row["Inferences/Second"]  # several answers to each
+    assert row["Response Throughput"] > 2 * row["Inferences/Second"]  # several answers to each request

@@ -1,4 +1,4 @@
-"""tritonclient.utils.shared_memory with tritonclient.grpc and tritonclient.http, as they are."""
+"""tritonclient's unmodified shared memory modules, over gRPC and HTTP."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Any]:
-    """For tests that are parametrized with `client` as one of PROTOCOLS."""
+    """Yield a client for tests that are parametrized with `client` as one of PROTOCOLS."""
     with connect(request.param, server) as opened:
         yield opened
         opened.unregister_system_shared_memory()
@@ -35,7 +35,7 @@ def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[An
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes regions; they go when the test ends."""
+    """Yield a function that makes regions; they are destroyed when the test ends."""
     made = []
 
     def make_region(byte_size: int, *arrays: np.ndarray, key: str = "") -> Any:
@@ -86,7 +86,7 @@ def regions(client: Any, name: str = "") -> dict[str, tuple[str, int, int]]:
 
 
 def sent_size(output: Any) -> int:
-    """How many bytes of the region an answer says that the output has."""
+    """Return the size of the region's output according to the answer."""
     if isinstance(output, dict):
         return int(output["parameters"]["shared_memory_byte_size"])
     return int(output.parameters["shared_memory_byte_size"].int64_param)
@@ -96,7 +96,7 @@ def sent_size(output: Any) -> int:
 
 
 @both
-def test_registration(client, make):
+def test_regions_are_registered_and_unregistered(client, make):
     handle = make(64)
     register(client, "mine", handle, 64)
     register(client, "part", handle, 16, 48)
@@ -111,7 +111,7 @@ def test_registration(client, make):
 
 
 @both
-def test_registrations_that_are_refused(client, make):
+def test_invalid_registrations_are_refused(client, make):
     handle = make(64)
     register(client, "mine", handle, 32)
     size = handle._mpsm_handle.size
@@ -120,7 +120,7 @@ def test_registrations_that_are_refused(client, make):
         ("other", handle._shm_key, size + 1, 0, "has"),
         ("other", handle._shm_key, 1, size, "has"),
         ("other", "/nobody-made-this", 1, 0, "cannot be opened"),
-        ("other", "/../etc/passwd", 1, 0, "no key"),
+        ("other", "/../etc/passwd", 1, 0, "invalid key"),
     ]:
         with pytest.raises(InferenceServerException, match=message) as caught:
             client.register_system_shared_memory(name, key, byte_size, offset)
@@ -136,12 +136,12 @@ def test_cuda_regions_are_refused_clearly(client):
     client.unregister_cuda_shared_memory("mine")
     status = client.get_cuda_shared_memory_status()
     assert len(status if isinstance(status, list) else status.regions) == 0
-    with pytest.raises(InferenceServerException, match="system shared memory only"):
+    with pytest.raises(InferenceServerException, match="use system shared memory"):
         client.register_cuda_shared_memory("mine", "aGFuZGxl", 0, 64)
 
 
 @both
-def test_the_server_says_that_it_has_the_extension(client):
+def test_the_server_announces_the_extension(client):
     found = client.get_server_metadata()
     assert "system_shared_memory" in (found["extensions"] if isinstance(found, dict) else found.extensions)
 
@@ -150,7 +150,7 @@ def test_the_server_says_that_it_has_the_extension(client):
 
 
 @both
-def test_everything_in_one_region(client, make):
+def test_all_tensors_can_be_in_one_region(client, make):
     handle = make(64, A, B)
     register(client, "r", handle, 64)
     inputs = [
@@ -166,7 +166,7 @@ def test_everything_in_one_region(client, make):
 
 
 @both
-def test_shared_and_sent_tensors_in_one_request(client, make):
+def test_shared_and_sent_tensors_can_be_in_one_request(client, make):
     handle = make(32, A)
     register(client, "r", handle, 32)
     sent = module(client).InferInput("b", [1, 4], "INT32")
@@ -182,7 +182,7 @@ def test_shared_and_sent_tensors_in_one_request(client, make):
 
 
 @both
-def test_embedding_of_texts_in_memory(client, make, minilm):
+def test_texts_in_memory_are_embedded(client, make, minilm):
     texts = np.array([b"a photograph of a fig", "zażółć gęślą jaźń".encode()], dtype=object)
     packed = serialize_byte_tensor(texts)
     size = len(packed.item())
@@ -197,7 +197,7 @@ def test_embedding_of_texts_in_memory(client, make, minilm):
 
 
 @both
-def test_images_in_memory(client, make, photo):
+def test_images_in_memory_are_upscaled(client, make, photo):
     packed = serialize_byte_tensor(np.array([photo], dtype=object))
     size = len(packed.item())
     source, sink = make(size, packed), make(8_000_000)
@@ -208,12 +208,12 @@ def test_images_in_memory(client, make, photo):
     (image,) = shared_memory.get_contents_as_numpy(sink, np.object_, [1])
     assert image.startswith(b"\x89PNG")
     assert sent_size(answer.get_output("image")) == len(image) + 4
-    with pytest.raises(InferenceServerException, match=f"give it {len(image) + 4}"):
+    with pytest.raises(InferenceServerException, match=f"set it to {len(image) + 4}"):
         client.infer("srcnn", [given], outputs=[shared_output(client, "image", "large", 1000)])
 
 
 @both
-def test_requests_that_are_refused(client, make):
+def test_invalid_requests_are_refused(client, make):
     handle = make(32, A, B)
     register(client, "r", handle, 32)
     b = shared_input(client, "b", [1, 4], "INT32", "r", 16, 16)
@@ -226,7 +226,7 @@ def test_requests_that_are_refused(client, make):
         with pytest.raises(InferenceServerException, match=message) as caught:
             client.infer("add_sub", [shared_input(client, "a", [1, 4], "INT32", *place), b])
         assert caught.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
-    # What was refused does no harm to what follows.
+    # Refused requests do not affect the next one.
     answer = client.infer("add_sub", [shared_input(client, "a", [1, 4], "INT32", "r", 16), b])
     np.testing.assert_array_equal(answer.as_numpy("sum"), A + B)
 
@@ -242,7 +242,7 @@ def test_shared_bytes_count_against_the_limit(server, make):
         client.unregister_system_shared_memory()
 
 
-def test_a_stream_with_shared_tensors(server, make):
+def test_a_stream_accepts_shared_tensors(server, make):
     handle = make(8 * 100)
     answers: queue.Queue[Any] = queue.Queue()
     with connect("grpc", server) as client:
@@ -273,7 +273,7 @@ def test_every_gateway_knows_every_region(make, tmp_path: Path):
         with connect("http", server) as client:
             register(client, "r", handle, 16)
             given = shared_input(client, "x", [1, 2], "FP32", "r", 8)._get_tensor()
-        # Each new connection goes to either gateway.
+        # Each new connection goes to one of the gateways.
         for _ in range(20):
             url = f"{server.http_url}/v2/models/identity/infer"
             answer = httpx.post(url, json={"inputs": [given]}, timeout=30)
@@ -286,7 +286,7 @@ def test_every_gateway_knows_every_region(make, tmp_path: Path):
             assert (answer.status_code, "register it first" in answer.json()["error"]) == (400, True)
 
 
-def test_a_client_that_cuts_its_object_short_harms_itself_alone(server, make):
+def test_a_client_that_truncates_its_object_affects_only_itself(server, make):
     size = 8_000_000
     handle = make(size)
     file = Path("/dev/shm") / handle._shm_key.removeprefix("/")

@@ -1,4 +1,4 @@
-"""tritonclient's streams with a model that answers many times, as its own examples of decoupled models use them."""
+"""tritonclient's streams with a model that sends many answers, used as in its examples of decoupled models."""
 
 import queue
 import shutil
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 class Stream:
-    """What a stream's callback heard."""
+    """Answers and errors that a stream's callback received."""
 
     def __init__(self, client: triton.InferenceServerClient) -> None:
         self._heard: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
@@ -74,7 +74,7 @@ def is_final(result: Any) -> bool:
     return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 
-def test_the_config_says_that_it_is_decoupled(server: ServerProcess) -> None:
+def test_the_config_shows_decoupled(server: ServerProcess) -> None:
     with triton.InferenceServerClient(server.grpc) as client:
         assert client.get_model_config("repeat").config.model_transaction_policy.decoupled
 
@@ -89,7 +89,7 @@ def test_one_request_gets_many_answers(stream: Stream) -> None:
         assert not is_final(result)
 
 
-def test_the_end_is_told_where_it_is_asked_for(stream: Stream) -> None:
+def test_the_final_answer_is_marked_on_request(stream: Stream) -> None:
     for count in (3, 0, 1):
         stream.ask(count, f"{count} answers", enable_empty_final_response=True)
         heard = [stream.next() for _ in range(count + 1)]
@@ -99,7 +99,7 @@ def test_the_end_is_told_where_it_is_asked_for(stream: Stream) -> None:
     assert stream.is_silent()
 
 
-def test_requests_on_one_stream_are_told_apart_by_their_ids(stream: Stream) -> None:
+def test_requests_on_one_stream_are_distinguished_by_their_ids(stream: Stream) -> None:
     wanted = {f"r{number}": number for number in range(1, 9)}
     for request_id, count in wanted.items():
         stream.ask(count, request_id, enable_empty_final_response=True)
@@ -123,16 +123,16 @@ def test_an_error_is_the_last_answer(stream: Stream) -> None:
     assert stream.next().get_response().id == "right"
 
 
-def test_one_answer_cannot_be_asked_for(server: ServerProcess) -> None:
-    """Triton says UNIMPLEMENTED; here it is the caller's request that is wrong."""
+def test_a_unary_call_is_refused(server: ServerProcess) -> None:
+    """Triton answers UNIMPLEMENTED; here it is the caller's request that is wrong."""
     with triton.InferenceServerClient(server.grpc) as client:
         with pytest.raises(InferenceServerException, match="ModelStreamInfer") as caught:
             client.infer("repeat", inputs(1))
         assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-async def test_asynchronously(server: ServerProcess) -> None:
-    """This client cannot ask for the last answer; the stream's end tells."""
+async def test_the_asynchronous_client_streams(server: ServerProcess) -> None:
+    """The client cannot ask for the final response; the end of the stream marks it."""
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for count in (2, 3):

@@ -1,4 +1,4 @@
-"""tritonclient.grpc and tritonclient.grpc.aio, as they are."""
+"""The unmodified tritonclient.grpc and tritonclient.grpc.aio."""
 
 import asyncio
 import itertools
@@ -72,7 +72,7 @@ def add_sub() -> list[triton.InferInput]:
 
 
 @pytest.mark.parametrize("datatype", IDENTITY_TYPES)
-def test_every_datatype(client, datatype):
+def test_every_datatype_round_trips(client, datatype):
     sent = values(datatype)
     answer = client.infer(f"identity_{datatype.lower()}", [given("x", sent, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("y"), sent)
@@ -81,7 +81,7 @@ def test_every_datatype(client, datatype):
 
 
 @pytest.mark.parametrize("datatype", IDENTITY_TYPES)
-async def test_every_datatype_asynchronously(aio_client, datatype):
+async def test_every_datatype_round_trips_asynchronously(aio_client, datatype):
     sent = values(datatype)
     answer = await aio_client.infer(f"identity_{datatype.lower()}", [given("x", sent, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("y"), sent)
@@ -100,8 +100,8 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("datatype", FIELDS)
-def test_every_datatype_that_is_not_raw(channel, datatype):
-    """tritonclient sends raw bytes alone; its messages have fields for numbers, too."""
+def test_every_datatype_round_trips_in_typed_contents(channel, datatype):
+    """Messages have fields for numbers, though tritonclient always sends raw bytes."""
     sent = values(datatype)
     message = service_pb2.ModelInferRequest(model_name=f"identity_{datatype.lower()}")
     tensor = message.inputs.add(name="x", datatype=datatype, shape=sent.shape)
@@ -119,7 +119,7 @@ def test_id_and_parameters_come_back(client):
     assert answer.parameters["is_true"].bool_param is True
 
 
-def test_output_selection(client):
+def test_outputs_can_be_selected(client):
     every = client.infer("add_sub", add_sub())
     assert [output.name for output in every.get_response().outputs] == ["sum", "difference"]
     wanted = [triton.InferRequestedOutput("difference"), triton.InferRequestedOutput("sum")]
@@ -131,28 +131,28 @@ def test_output_selection(client):
     np.testing.assert_array_equal(one.as_numpy("sum"), A + B)
 
 
-def test_a_long_message_of_an_error_is_shortened_rather_than_lost(client: triton.InferenceServerClient) -> None:
+def test_a_long_error_message_is_shortened(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="unknown output '水水") as caught:
         client.infer("add_sub", add_sub(), outputs=[triton.InferRequestedOutput("水" * 5000)])
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert "the model gives sum, difference" in caught.value.message()
+    assert "the model has sum, difference" in caught.value.message()
 
 
-def test_compression(client):
+def test_compression_is_supported(client):
     answer = client.infer("identity_fp32", floats(2, 50_000), compression_algorithm="gzip")
     np.testing.assert_array_equal(answer.as_numpy("y"), np.ones((2, 50_000), np.float32))
     with pytest.raises(InferenceServerException, match=r"deflate.*isn't supported"):  # by the native server
         client.infer("identity_fp32", floats(2, 50_000), compression_algorithm="deflate")
 
 
-def test_ten_megabytes(client):
+def test_ten_megabytes_round_trip(client):
     sent = np.random.default_rng(7).random((1, 2_500_000), np.float32)
     assert sent.nbytes == 10_000_000
     answer = client.infer("identity_fp32", [given("x", sent, "FP32")])
     np.testing.assert_array_equal(answer.as_numpy("y"), sent)
 
 
-def test_callbacks(client):
+def test_callbacks_receive_answers(client):
     answers: queue.Queue[Any] = queue.Queue()
     for number in range(20):
         client.async_infer(
@@ -163,14 +163,14 @@ def test_callbacks(client):
     assert sorted(result.as_numpy("y")[0, 0] for result, _ in found) == list(range(20))
 
 
-async def test_many_at_once(aio_client):
+async def test_many_calls_run_at_once(aio_client):
     answers = await asyncio.gather(
         *(aio_client.infer("identity_fp32", floats(1, 3, value=number)) for number in range(100))
     )
     assert [answer.as_numpy("y")[0, 0] for answer in answers] == list(range(100))
 
 
-def test_embedding(client, minilm):
+def test_texts_are_embedded(client, minilm):
     for shape in ((2,), (2, 1)):
         texts = np.array([b"a photograph of a fig", "zażółć gęślą jaźń".encode()], dtype=object).reshape(shape)
         found = client.infer(minilm, [given("text", texts, "BYTES")]).as_numpy("embedding")
@@ -178,7 +178,7 @@ def test_embedding(client, minilm):
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-3)
 
 
-def test_upscaling(client, photo):
+def test_images_are_upscaled(client, photo):
     sent = np.array([[photo]], dtype=object)
     (image,) = client.infer("srcnn", [given("image", sent, "BYTES")]).as_numpy("image").ravel()
     assert image.startswith(b"\x89PNG")
@@ -195,7 +195,7 @@ def test_upscaling(client, photo):
         ("identity_bytes", "", [given("x", np.array([[b"\xff"]], object), "BYTES")], "INVALID_ARGUMENT", "UTF-8"),
     ],
 )
-def test_errors(client, model, version, inputs, status, message):
+def test_errors_have_statuses_and_messages(client, model, version, inputs, status, message):
     with pytest.raises(InferenceServerException, match=message) as caught:
         client.infer(model, inputs, version)
     assert caught.value.status() == f"StatusCode.{status}"
@@ -216,12 +216,12 @@ def test_too_many_rows_are_refused_with_a_hint(channel, client):
 
 
 def ends_on_worker(server: ServerProcess, model: str) -> float:
-    """Jobs of the model that were given up on a worker: cancelled, or past their deadline there."""
+    """Return the number of the model's jobs that were given up on a worker: cancelled, or past their deadline."""
     cancelled = server.metric("penstock_cancelled", model=model)
     return cancelled + server.metric("penstock_failures", model=model, code="deadline_exceeded")
 
 
-def test_a_timeout_gives_the_job_up(client, server, photo):
+def test_a_timeout_cancels_the_job(client, server, photo):
     before = ends_on_worker(server, "srcnn")
     images = np.array([[photo]] * 8, dtype=object)
     with pytest.raises(InferenceServerException) as caught:
@@ -230,7 +230,7 @@ def test_a_timeout_gives_the_job_up(client, server, photo):
     eventually(lambda: ends_on_worker(server, "srcnn") > before, "the worker gave the job up")
 
 
-def test_triton_s_own_timeout(client, photo):
+def test_tritons_timeout_parameter_is_applied(client, photo):
     images = np.array([[photo]] * 8, dtype=object)
     with pytest.raises(InferenceServerException, match="deadline") as caught:
         client.infer("srcnn", [given("image", images, "BYTES")], timeout=100_000)
@@ -241,7 +241,7 @@ def test_triton_s_own_timeout(client, photo):
 
 
 class Stream:
-    """What a stream's callback heard."""
+    """Answers and errors that a stream's callback received."""
 
     def __init__(self, client: triton.InferenceServerClient) -> None:
         self.heard: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
@@ -260,7 +260,7 @@ def stream(client: triton.InferenceServerClient) -> Iterator[Stream]:
 
 
 def test_a_stream_answers_in_order(client, stream):
-    # Large and small take differently long; the answers keep the order nevertheless.
+    # Large and small requests take different times; the answers keep the order nevertheless.
     widths = [50_000 if number % 3 == 0 else 2 for number in range(60)]
     for number, width in enumerate(widths):
         client.async_stream_infer("identity_fp32", floats(1, width, value=number), request_id=str(number))
@@ -286,7 +286,7 @@ def test_errors_do_not_end_a_stream(client, stream):
     np.testing.assert_array_equal(heard[4][0].as_numpy("sum"), A + B)
 
 
-def test_a_stream_that_is_cancelled(client, server, photo):
+def test_a_stream_can_be_cancelled(client, server, photo):
     before = ends_on_worker(server, "srcnn")
     stream = Stream(client)
     image = np.array([[photo]], dtype=object)
@@ -299,7 +299,7 @@ def test_a_stream_that_is_cancelled(client, server, photo):
     np.testing.assert_array_equal(client.infer("add_sub", add_sub()).as_numpy("sum"), A + B)
 
 
-async def test_an_asynchronous_stream(aio_client):
+async def test_an_asynchronous_stream_answers(aio_client):
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for number in range(30):
             model = "nobody" if number == 10 else "identity_fp32"
@@ -317,10 +317,10 @@ async def test_an_asynchronous_stream(aio_client):
     assert number == 30
 
 
-# --- what there is
+# --- metadata
 
 
-def test_health_and_metadata(client):
+def test_health_and_metadata_are_returned(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("identity_fp32")
@@ -337,7 +337,7 @@ def test_health_and_metadata(client):
     assert caught.value.status() == "StatusCode.NOT_FOUND"
 
 
-def test_config(client):
+def test_the_config_is_returned(client):
     config = client.get_model_config("add_sub").config
     assert (config.name, config.backend) == ("add_sub", "onnxruntime")
     assert config.max_batch_size == 32
@@ -348,7 +348,7 @@ def test_config(client):
     assert as_json["config"]["input"][0]["data_type"] == "TYPE_INT64"
 
 
-async def test_asynchronously_too(aio_client):
+async def test_metadata_is_returned_asynchronously(aio_client):
     assert await aio_client.is_server_live()
     assert await aio_client.is_server_ready()
     assert await aio_client.is_model_ready("add_sub")
@@ -361,7 +361,7 @@ async def test_asynchronously_too(aio_client):
         await aio_client.get_model_metadata("nobody")
 
 
-def test_grpc_health(channel):
+def test_grpc_health_is_reported(channel):
     health = health_pb2_grpc.HealthStub(channel)
     for service in ("", SERVICE):
         answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT_S)
@@ -374,7 +374,7 @@ def test_grpc_health(channel):
     watched.cancel()
 
 
-def test_reflection(channel):
+def test_reflection_lists_the_services(channel):
     reflected = ProtoReflectionDescriptorDatabase(channel)
     assert SERVICE in reflected.get_services()
     file = reflected.FindFileContainingSymbol(SERVICE)
@@ -425,7 +425,7 @@ def test_failures_are_counted_apart(client):
     assert found.inference_count == before.inference_count
 
 
-def test_statistics_of_all(client):
+def test_statistics_of_all_models_are_returned(client):
     assert {entry.name for entry in client.get_inference_statistics().model_stats} >= {"add_sub", "identity_int8"}
     with pytest.raises(InferenceServerException, match="unknown model"):
         client.get_inference_statistics("nobody")
@@ -434,7 +434,7 @@ def test_statistics_of_all(client):
 # --- the repository
 
 
-def test_repository(client):
+def test_models_are_loaded_and_unloaded(client):
     model = "identity_uint64"
     sent = [given("x", np.ones((1, 1), np.uint64), "UINT64")]
 
@@ -451,7 +451,7 @@ def test_repository(client):
     client.load_model(model)
     assert state() == "READY"
     assert client.infer(model, sent).as_numpy("y")[0, 0] == 1
-    client.load_model(model)  # again, while it serves
+    client.load_model(model)  # loaded again, while it serves
     assert client.infer(model, sent).as_numpy("y")[0, 0] == 1
     for change in (client.load_model, client.unload_model):
         with pytest.raises(InferenceServerException, match="nobody") as caught:
@@ -461,8 +461,8 @@ def test_repository(client):
         client.load_model(model, config="{}")
 
 
-async def test_requests_while_a_model_goes_and_comes(aio_client):
-    """Each is served or told clearly that the model is away."""
+async def test_requests_during_a_reload_are_served_or_refused_clearly(aio_client):
+    """Each request is served, or refused because the model is away."""
     model = "identity_int16"
     sent = [given("x", np.full((1, 2), 7, np.int16), "INT16")]
     failures: list[InferenceServerException] = []

@@ -1,4 +1,4 @@
-"""tritonclient.http and tritonclient.http.aio, as they are."""
+"""The unmodified tritonclient.http and tritonclient.http.aio."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -51,7 +51,7 @@ def check(found: np.ndarray, sent: np.ndarray, is_binary: bool = True) -> None:
         np.testing.assert_array_equal(found, sent)
 
 
-def test_health_and_metadata(client):
+def test_health_and_metadata_are_returned(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("identity_fp32")
@@ -63,7 +63,7 @@ def test_health_and_metadata(client):
     assert metadata["versions"] == ["1"]
 
 
-def test_config(client):
+def test_the_config_is_returned(client):
     config = client.get_model_config("identity_int64")
     assert config["max_batch_size"] > 0
     assert config["input"][0]["data_type"] == "TYPE_INT64"
@@ -87,14 +87,14 @@ def test_every_datatype_as_json(client, datatype):
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_halves_must_be_asked_for_as_binary(client, datatype):
+def test_fp16_outputs_must_be_requested_as_binary(client, datatype):
     wanted = [triton.InferRequestedOutput("y", binary_data=False)]
     with pytest.raises(InferenceServerException, match="binary_data") as caught:
         client.infer(f"identity_{datatype.lower()}", [given("x", values(datatype), datatype)], outputs=wanted)
     assert caught.value.status() == "400"
 
 
-def test_bytes_that_are_no_text(client, photo):
+def test_undecodable_bytes_are_returned(client, photo):
     sent = [given("image", np.array([[photo]], dtype=object), "BYTES")]
     wanted = [triton.InferRequestedOutput("image", binary_data=False)]
     with pytest.raises(InferenceServerException, match="UTF-8") as caught:
@@ -102,7 +102,7 @@ def test_bytes_that_are_no_text(client, photo):
     assert caught.value.status() == "400"
 
 
-def test_several_tensors_in_mixed_forms(client):
+def test_several_tensors_in_mixed_forms_are_accepted(client):
     a, b = np.array([[1, 2, 3, 4]], np.int32), np.array([[10, 20, 30, 40]], np.int32)
     inputs = [given("a", a, "INT32"), given("b", b, "INT32", binary=False)]
     outputs = [triton.InferRequestedOutput("difference"), triton.InferRequestedOutput("sum", binary_data=False)]
@@ -115,7 +115,7 @@ def test_several_tensors_in_mixed_forms(client):
     assert found["parameters"]["mine"] == "yes"
 
 
-def test_output_selection(client):
+def test_outputs_can_be_selected(client):
     a = np.array([[1, 2, 3, 4]], np.int32)
     inputs = [given("a", a, "INT32"), given("b", a, "INT32")]
     answer = client.infer("add_sub", inputs, outputs=[triton.InferRequestedOutput("sum")])
@@ -123,7 +123,7 @@ def test_output_selection(client):
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compression_both_ways(client, algorithm):
+def test_both_directions_can_be_compressed(client, algorithm):
     sent = np.zeros((2, 50_000), np.float32)
     answer = client.infer(
         "identity_fp32",
@@ -134,14 +134,14 @@ def test_compression_both_ways(client, algorithm):
     np.testing.assert_array_equal(answer.as_numpy("y"), sent)
 
 
-def test_asynchronous_requests(client):
+def test_asynchronous_requests_are_answered(client):
     sent = [np.full((1, 3), index, np.float32) for index in range(20)]
     running = [client.async_infer("identity_fp32", [given("x", array, "FP32")]) for array in sent]
     for array, handle in zip(sent, running, strict=True):
         np.testing.assert_array_equal(handle.get_result().as_numpy("y"), array)
 
 
-def test_bodies_made_beforehand(client):
+def test_prepared_bodies_are_accepted(client):
     sent = np.ones((1, 2), np.float32)
     body, length = triton.InferenceServerClient.generate_request_body([given("x", sent, "FP32")])
     headers = {"Inference-Header-Content-Length": str(length)}
@@ -153,7 +153,7 @@ def test_bodies_made_beforehand(client):
     np.testing.assert_array_equal(parsed.as_numpy("y"), sent)
 
 
-def test_raw_binary_request(client):
+def test_a_raw_binary_request_is_answered(client):
     sent = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.int32)
     body = b"picture"
     response = client._post("v2/models/identity_bytes/infer", body, {"Inference-Header-Content-Length": "0"}, None)
@@ -164,7 +164,7 @@ def test_raw_binary_request(client):
     assert two_inputs.status_code == 400
 
 
-def test_statistics_count(client):
+def test_statistics_count_requests(client):
     before = client.get_inference_statistics("identity_int8")["model_stats"][0]["inference_count"]
     for _ in range(3):
         client.infer("identity_int8", [given("x", np.ones((1, 1), np.int8), "INT8")])
@@ -175,7 +175,7 @@ def test_statistics_count(client):
     assert {"identity_int8", "add_sub"} <= names
 
 
-def test_repository(client):
+def test_models_are_loaded_and_unloaded(client):
     index = {entry["name"]: entry["state"] for entry in client.get_model_repository_index()}
     assert index["identity_uint16"] == "READY"
     client.unload_model("identity_uint16")
@@ -191,7 +191,7 @@ def test_repository(client):
         client.load_model("identity_uint16", config="{}")
 
 
-def test_errors(client):
+def test_errors_have_statuses_and_messages(client):
     ones = np.ones((1, 2), np.float32)
     for model, array, datatype, status in [
         ("nobody", ones, "FP32", "404"),
@@ -209,27 +209,27 @@ def test_errors(client):
         client.infer("identity_fp32", [given("x", ones, "FP32")], model_version="9")
 
 
-def test_embedding(client, minilm):
+def test_texts_are_embedded(client, minilm):
     texts = np.array(["a photograph of a fig", "zażółć gęślą jaźń"], dtype=object)
     found = client.infer(minilm, [given("text", texts, "BYTES")]).as_numpy("embedding")
     assert found.shape == (2, 384)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-3)
 
 
-def test_upscaling(client, photo):
+def test_images_are_upscaled(client, photo):
     sent = np.array([[photo]], dtype=object)
     (image,) = client.infer("srcnn", [given("image", sent, "BYTES")]).as_numpy("image").ravel()
     assert image.startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("datatype", IDENTITY_TYPES)
-async def test_aio_every_datatype(aio_client, datatype):
+async def test_every_datatype_round_trips_with_the_aio_client(aio_client, datatype):
     sent = values(datatype)
     answer = await aio_client.infer(f"identity_{datatype.lower()}", [given("x", sent, datatype)])
     check(answer.as_numpy("y"), sent)
 
 
-async def test_aio_everything_else(aio_client):
+async def test_the_aio_client_reads_metadata_and_loads_models(aio_client):
     assert await aio_client.is_server_live()
     assert await aio_client.is_server_ready()
     assert await aio_client.is_model_ready("add_sub")
@@ -243,7 +243,7 @@ async def test_aio_everything_else(aio_client):
 
 
 @pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
-async def test_aio_compression(aio_client, algorithm):
+async def test_the_aio_client_compresses(aio_client, algorithm):
     sent = np.zeros((1, 50_000), np.float32)
     answer = await aio_client.infer(
         "identity_fp32",

@@ -14,7 +14,7 @@ PASSAGES = ["A purring kitten.", "The motor of the ship was repaired.", ""]
 
 @pytest.fixture(params=["grpc", "http"])
 def triton(server, minilm, request) -> Any:
-    """The client's module and an open client."""
+    """Yield the client's module and an open client."""
     module, url = {
         "grpc": (tritonclient.grpc, server.grpc),
         "http": (tritonclient.http, f"127.0.0.1:{server.http_port}"),
@@ -38,7 +38,7 @@ def column(texts: list[str]) -> list[list[str]]:
     return [[text] for text in texts]
 
 
-def test_pairs_and_one_query_for_all(triton):
+def test_pairs_and_one_query_for_all_passages_are_scored(triton):
     by_pairs = infer(triton, query=column([QUERY] * 3), passage=column(PASSAGES)).as_numpy("score")
     by_one = infer(triton, query=[[QUERY]], passage=column(PASSAGES)).as_numpy("score")
     assert (by_pairs.shape, by_pairs.dtype) == ((3, 1), np.float32)
@@ -46,14 +46,14 @@ def test_pairs_and_one_query_for_all(triton):
     assert by_pairs.argmax() == 0
 
 
-def test_rows_that_do_not_fit_are_refused(triton):
+def test_mismatched_rows_are_refused(triton):
     with pytest.raises(InferenceServerException, match="2 queries for 3 passages"):
         infer(triton, query=column(PASSAGES[:2]), passage=column(PASSAGES))
     with pytest.raises(InferenceServerException, match="passage"):
         infer(triton, query=[[QUERY]])
 
 
-def test_config_and_metadata(triton):
+def test_config_and_metadata_describe_both_inputs(triton):
     module, client = triton
     if module is tritonclient.grpc:
         config = client.get_model_config("pairs", as_json=True)["config"]

@@ -1,9 +1,9 @@
 """docs/models.md and docs/engines.md, followed word for word: every command is run, every output compared.
 
-What lies between `<!-- follow -->` and `<!-- end -->` is followed, in order, in one shell, in an empty folder: `sh`
-blocks are run, blocks of other languages that begin with `# a/path` are saved there, and a `text` block is what the
-commands before it print. The server's two port numbers are replaced by free ones; nothing else is. In what is printed,
-figures with a unit and the number of instances are the machine's, and are not compared.
+/ The part between `<!-- follow -->` and `<!-- end -->` is followed in order, in one shell, in an empty folder: `sh` /
+blocks are run, blocks of other languages that begin with `# a/path` are saved there, and a `text` block is the output
+/ of the commands before it. Only the server's two port numbers are replaced by free ones. In outputs, / figures with a
+unit and the number of instances depend on the machine, and are not compared.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from tests.servers import ROOT
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOLLOWED = re.compile(r"<!-- follow -->(.*?)<!-- end -->", re.DOTALL)
-MACHINES = re.compile(r"\b\d+(?:\.\d+)? (MB|ms|s)\b|\b\d+ (instance)s?\b")
+MACHINES = re.compile(r"\b\d+(?:\.\d+)? (kB|MB|ms|s)\b|\b\d+ (instance)s?\b")
 MARK = "--- block done:"
 LIMIT_S = 150
 
@@ -34,7 +34,7 @@ LIMIT_S = 150
 class Block:
     language: str
     text: str
-    expected: str | None = None  # what it prints
+    expected: str | None = None  # its output
 
 
 def blocks(page: str) -> list[Block]:
@@ -51,7 +51,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def script(page: list[Block]) -> str:
-    """One shell script; after each of the page's commands it says so, with the exit code."""
+    """Return one shell script that prints a mark and the exit code after each of the page's commands."""
     lines = []
     for block in page:
         if block.language == "sh":
@@ -65,11 +65,11 @@ def script(page: list[Block]) -> str:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment of its own, so that what a page installs goes there alone. It sees what is installed here."""
+    """Make an environment for what a page installs; packages of this environment are visible in it."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    # addsitedir, unlike a plain path, also reads the .pth files there: an editable install is one.
+    # addsitedir, unlike a plain path, also reads the .pth files there, which editable installs need.
     (packages / "seen.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     for command in ("penstock", "pip"):
         program = folder / "bin" / command
@@ -78,13 +78,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "VIRTUAL_ENV"))}
     own = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if importlib.util.find_spec("setuptools"):
-        # So that none is downloaded to build a package. The switch is the wrong way round: 0 is without isolation.
+        # So that pip downloads none to build a package. The switch is inverted: 0 means without isolation.
         own["PIP_NO_BUILD_ISOLATION"] = "0"
     return kept | own
 
 
 @pytest.mark.parametrize("page", ["models.md", "engines.md"])
-def test_a_page_does_what_it_says(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_documented_commands_give_the_documented_output(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
     followed = blocks(page)
     ports = dict(zip(("8080", "50051"), map(str, free_ports(2)), strict=True))
     text = re.sub(r"\b(8080|50051)\b", lambda found: ports[found[0]], script(followed))
@@ -98,7 +98,7 @@ def test_a_page_does_what_it_says(page: str, tmp_path: Path, environment: dict[s
 
 
 def run(text: str, folder: Path, environment: dict[str, str]) -> list[tuple[str, int]]:
-    """What each command printed, and its exit code."""
+    """Return the output and exit code of each command."""
     with (folder / "printed").open("w+") as output:
         shell = subprocess.Popen(
             ["bash", "-c", text],
@@ -110,11 +110,11 @@ def run(text: str, folder: Path, environment: dict[str, str]) -> list[tuple[str,
             start_new_session=True,
         )
         try:
-            with suppress(subprocess.TimeoutExpired):  # what it came to is told below
+            with suppress(subprocess.TimeoutExpired):  # the result is read below
                 shell.wait(LIMIT_S)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(shell.pid, signal.SIGTERM)  # a server that a page started ends with it
+                os.killpg(shell.pid, signal.SIGTERM)  # a server that a page started ends with the shell
             shell.wait(30)
         output.seek(0)
         parts = re.split(rf"^{MARK} (\d+)\n", output.read(), flags=re.MULTILINE)

@@ -12,7 +12,7 @@ from benchmarks.server import ServerProcess
 from penstock.experiments.load.latencies import Latencies
 from penstock.models.samples.noop import NOOP, write_noop
 
-# Gives what a model that generates text gives, without one.
+# Returns the outputs of a model that generates text, without one.
 TEXT = """
 import numpy as np
 
@@ -46,13 +46,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def bench(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", "bench", "--http", server.http_url, "--grpc", server.grpc]
+    command = [sys.executable, "-m", "penstock", "bench", "--server", server.http_url]
     command += ["--window", "0.2", "--warm-up", "0.1"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "stream", "rest"])
-def test_a_closed_loop_in_steps(server: ServerProcess, protocol: str) -> None:
+def test_a_closed_loop_runs_in_steps(server: ServerProcess, protocol: str) -> None:
     done = bench(server, "identity", "--protocol", protocol, "--concurrency", "1:4:*4", "--processes", "2", "--json")
     assert done.returncode == 0, done.stderr
     steps = json.loads(done.stdout)["steps"]
@@ -68,7 +68,7 @@ def test_a_closed_loop_in_steps(server: ServerProcess, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "stream", "rest"])
-def test_an_open_loop_is_sent_at_its_rate(server: ServerProcess, protocol: str) -> None:
+def test_an_open_loop_sends_at_its_rate(server: ServerProcess, protocol: str) -> None:
     done = bench(server, "identity", "--protocol", protocol, "--rate", "100", "--windows", "5", "--json")
     assert done.returncode == 0, done.stderr
     (step,) = json.loads(done.stdout)["steps"]
@@ -87,13 +87,13 @@ def test_a_model_that_generates_text_has_figures_of_its_tokens(server: ServerPro
         assert 5 <= found["prompt_tokens_mean"] <= 9
         assert found["output_tokens_mean"] == 4
         assert found["tokens_per_s"] == pytest.approx(4 * step["requests_per_s"], rel=0.5)
-        assert found["goodput_per_s"] == 0  # no answer is there within a microsecond
+        assert found["goodput_per_s"] == 0  # no answer arrives within a microsecond
         assert 0 < found["first_token_ms"]["p50"] <= step["latency_ms"]["p50"] * 1.01
         assert found["between_tokens_ms"]["p50"] <= found["between_tokens_ms"]["p99"]
         assert found["request_tokens_per_s"]["p10"] <= found["request_tokens_per_s"]["p50"]
 
 
-def test_given_prompts_and_their_table(server: ServerProcess, tmp_path: Path) -> None:
+def test_given_prompts_are_sent_and_shown_in_the_table(server: ServerProcess, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one two three", "max_tokens": 2}\n')
     done = bench(server, "text", "--prompt-tokens", str(prompts), "--rate", "20", "--windows", "3")
@@ -102,21 +102,22 @@ def test_given_prompts_and_their_table(server: ServerProcess, tmp_path: Path) ->
         assert expected in done.stdout
 
 
-def test_the_table_says_what_was_not_served(server: ServerProcess) -> None:
-    done = bench(server, "absent", "--data", "noop", "--concurrency", "2")
-    assert done.returncode == 0, done.stderr
-    assert "NOT_FOUND" in done.stdout
-    assert "no three windows in a row agreed" in done.stdout
+def test_a_bench_stops_with_the_reason_if_every_request_is_refused(server: ServerProcess) -> None:
+    done = bench(server, "absent", "--data", "noop", "--concurrency", "2,4,8")
+    assert done.returncode == 2
+    assert "with 2 callers: every request was refused" in done.stderr
+    assert "NOT_FOUND" in done.stderr
+    assert "with 4 callers" not in done.stderr
 
 
-def test_bad_options_are_refused(server: ServerProcess) -> None:
+def test_invalid_options_are_refused(server: ServerProcess) -> None:
     for arguments, message in (
-        (("--protocol", "smoke"), "there are grpc, stream, rest"),
+        (("--protocol", "smoke"), "choose one of grpc, stream, rest"),
         (("--rate", "1", "--concurrency", "1"), "give one of them"),
         (("--shape", "x"), "expected NAME:SIZES"),
-        (("--data", "photos", "--msmarco", "x"), "takes none"),
+        (("--data", "photos", "--msmarco", "x"), "leave out --msmarco"),
         (("--data", "prompts", "--prompt-tokens", "many"), "expected 128, a range"),
-        (("--data", "prompts", "--whole", "--goodput", "ttft:5"), "shows no first token"),
+        (("--data", "prompts", "--whole", "--goodput", "ttft:5"), "no measurable first token"),
     ):
         done = bench(server, "identity", *arguments)
         assert done.returncode == 2
@@ -124,10 +125,10 @@ def test_bad_options_are_refused(server: ServerProcess) -> None:
     assert "absent" in bench(server, "absent").stderr
 
 
-def test_a_server_that_is_not_there(server: ServerProcess) -> None:
-    nobody = ("--http", "http://127.0.0.1:1", "--grpc", "127.0.0.1:1")
+def test_an_unreachable_server_is_reported(server: ServerProcess) -> None:
+    nobody = ("--server", "http://127.0.0.1:1")
     for protocol in ("grpc", "rest"):
         noop = ("--protocol", protocol, "--data", "noop", "--concurrency", "1")
         done = bench(server, "identity", *noop, *nobody)
         assert done.returncode == 2
-        assert "does a server listen there" in done.stderr
+        assert "127.0.0.1:1" in done.stderr

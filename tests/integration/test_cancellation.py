@@ -1,4 +1,4 @@
-"""A client that leaves takes its request with it: out of the gateway's queue, and off the worker."""
+"""A client that disconnects cancels its request, in the gateway's queue and on the worker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -33,14 +33,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @dataclass(slots=True)
 class Counts:
-    """What has been given up so far."""
+    """Numbers of cancelled requests so far."""
 
     in_gateway: float
     on_worker: float
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Endpoint:
     """One protocol: how to send a long request, and how to leave it."""
 
     server: ServerProcess
@@ -108,7 +108,7 @@ async def send_v1(http: httpx.AsyncClient) -> Leave:
 
 
 @pytest.fixture(params=["grpc", "grpc-stream", "rest", "v1"])
-async def door(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[Door]:
+async def endpoint(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[Endpoint]:
     async with (
         grpc.aio.insecure_channel(server.grpc) as channel,
         httpx.AsyncClient(base_url=server.http_url, timeout=WAIT_S) as http,
@@ -121,36 +121,37 @@ async def door(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIt
             "v1": lambda: send_v1(http),
         }
         protocol = "rest" if request.param == "v1" else request.param
-        yield Door(server, protocol, senders[request.param])
+        yield Endpoint(server, protocol, senders[request.param])
 
 
-async def test_a_client_that_leaves(door: Door) -> None:
-    before = await asyncio.to_thread(door.counts)
-    leave_running = await door.send()
-    await door.wait_for_queue(0, 1)
-    leave_on_worker = await door.send()
-    await door.wait_for_queue(0, 2)
-    leave_in_gateway = await door.send()
-    await door.wait_for_queue(1, 2)
+async def test_a_disconnect_cancels_the_request_everywhere(endpoint: Endpoint) -> None:
+    before = await asyncio.to_thread(endpoint.counts)
+    leave_running = await endpoint.send()
+    await endpoint.wait_for_queue(0, 1)
+    leave_on_worker = await endpoint.send()
+    await endpoint.wait_for_queue(0, 2)
+    leave_in_gateway = await endpoint.send()
+    await endpoint.wait_for_queue(1, 2)
 
     await leave_in_gateway()
-    await door.wait_for_queue(0, 2)
+    await endpoint.wait_for_queue(0, 2)
     await until_seen(
-        lambda: door.counts() == Counts(before.in_gateway + 1, before.on_worker), "one left the gateway's queue"
+        lambda: endpoint.counts() == Counts(before.in_gateway + 1, before.on_worker), "one left the gateway's queue"
     )
     await leave_on_worker()
-    await door.wait_for_queue(0, 1)
+    await endpoint.wait_for_queue(0, 1)
     await leave_running()
-    await door.wait_for_queue(0, 0)
+    await endpoint.wait_for_queue(0, 0)
     await until_seen(
-        lambda: door.counts() == Counts(before.in_gateway + 3, before.on_worker + 2), "two were given up on the worker"
+        lambda: endpoint.counts() == Counts(before.in_gateway + 3, before.on_worker + 2),
+        "two were given up on the worker",
     )
-    await until_seen(lambda: door.server.metric("penstock_inflight_requests") == 0, "nothing is inside")
-    await until_seen(lambda: door.server.status()["workers"][0]["jobs"] == 0, "the worker holds nothing")
+    await until_seen(lambda: endpoint.server.metric("penstock_inflight_requests") == 0, "nothing is inside")
+    await until_seen(lambda: endpoint.server.status()["workers"][0]["jobs"] == 0, "the worker holds nothing")
 
 
-async def test_who_stays_is_served(server: ServerProcess) -> None:
-    """A neighbour that leaves changes nothing for those who wait, and its place is taken."""
+async def test_other_clients_are_served(server: ServerProcess) -> None:
+    """A neighbour that leaves changes nothing for waiting requests, and its place is used."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
         calls = [stub.ModelInfer(floats("slow", 200.0 + number), timeout=WAIT_S) for number in range(9)]

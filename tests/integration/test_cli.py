@@ -1,4 +1,4 @@
-"""Every command against a real server, and the Python clients beside them."""
+"""Every command and the Python clients against a real server."""
 
 import asyncio
 import json
@@ -46,11 +46,11 @@ def ok(*arguments: str, stdin: str = "") -> str:
 
 
 def refused(*arguments: str, stdin: str = "") -> str:
-    """What it says, which must be no traceback and come with exit code 2."""
+    """Return standard error of a command that ends with code 2 and without a traceback."""
     done = run(*arguments, stdin=stdin)
     assert done.returncode == 2, done.stdout
     said = [
-        line for line in done.stderr.splitlines() if "removed_run_folder" not in line
+        line for line in done.stderr.splitlines() if "run_folder_removed" not in line
     ]  # of a server that was killed
     assert said[0].startswith("penstock: ")
     assert "Traceback" not in done.stderr
@@ -59,7 +59,7 @@ def refused(*arguments: str, stdin: str = "") -> str:
 
 @pytest.fixture
 def grpc(server: ServerProcess) -> tuple[str, str]:
-    return "--grpc", server.grpc
+    return "--server", server.grpc
 
 
 def test_embed_shows_shape_and_first_numbers(grpc: tuple[str, str]) -> None:
@@ -88,7 +88,7 @@ def test_embed_keeps_the_order_of_many_texts(grpc: tuple[str, str], tmp_path: Pa
     np.testing.assert_allclose(np.load(file)[[0, 150, 299]], few, atol=2e-3)
 
 
-def test_embed_says_what_is_wrong(grpc: tuple[str, str]) -> None:
+def test_embed_reports_errors(grpc: tuple[str, str]) -> None:
     assert "unknown model 'nope'; this server has: " in refused("embed", "x", "--model", "nope", *grpc)
     assert "this model takes" in refused("embed", "x", "--model", "srcnn", *grpc)
 
@@ -99,9 +99,9 @@ def test_upscale_doubles_a_photograph(grpc: tuple[str, str], tmp_path: Path) -> 
         assert after.size == (2 * before.width, 2 * before.height)
 
 
-def test_upscale_gives_what_is_asked_for(grpc: tuple[str, str], tmp_path: Path) -> None:
-    wishes = ("--mode", "denoise", "--resolution", "360p", "--quality", "70")
-    ok("upscale", str(PHOTOS / "dogs.jpg"), str(tmp_path / "dogs.webp"), *wishes, *grpc)
+def test_upscale_writes_the_requested_format(grpc: tuple[str, str], tmp_path: Path) -> None:
+    output_options = ("--mode", "denoise", "--resolution", "360p", "--quality", "70")
+    ok("upscale", str(PHOTOS / "dogs.jpg"), str(tmp_path / "dogs.webp"), *output_options, *grpc)
     with Image.open(tmp_path / "dogs.webp") as after:
         assert (after.format, after.size) == ("WEBP", (480, 360))
     refused = run("upscale", str(PHOTOS / "dogs.jpg"), "--to", str(tmp_path), "--format", "gif", *grpc)
@@ -109,14 +109,29 @@ def test_upscale_gives_what_is_asked_for(grpc: tuple[str, str], tmp_path: Path) 
     assert "parameter 'format' is 'gif'; it must be png, jpeg or webp" in refused.stderr
 
 
-def test_upscale_takes_several_and_goes_on_after_a_bad_one(grpc: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "websocket"])
+def test_stream_has_the_options_of_images(server: ServerProcess, tmp_path: Path, transport: str) -> None:
+    frame = tmp_path / "frame.png"
+    Image.new("RGB", (64, 32), "teal").save(frame)
+    options = ("--mode", "denoise", "--resolution", "2x", "--format", "webp", "--transport", transport)
+    ok("stream", str(frame), "--output", str(tmp_path / "out"), *options, "--server", f"127.0.0.1:{server.http_port}")
+    with Image.open(tmp_path / "out" / "000001.webp") as image:
+        assert (image.format, image.size) == ("WEBP", (128, 64))
+    refused_format = run(
+        "stream", str(frame), "--output", str(tmp_path), "--format", "gif", "--server", f"127.0.0.1:{server.http_port}"
+    )
+    assert refused_format.returncode == 2
+    assert "gif" in refused_format.stderr
+
+
+def test_upscale_takes_several_files_and_continues_after_a_bad_one(grpc: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("no image")
     files = [str(PHOTOS / "dogs.jpg"), str(tmp_path / "text.jpg"), str(PHOTOS / "fig.jpg"), "missing.jpg"]
     done = run("upscale", *files, "--to", str(tmp_path / "out"), "--json", *grpc)
     assert done.returncode == 2
     results = json.loads(done.stdout)
     assert [bool(result["problem"]) for result in results] == [False, True, False, True]
-    assert "text.jpg: not a JPEG or PNG image" in done.stderr
+    assert "text.jpg: the data is not a JPEG or PNG image" in done.stderr
     assert "missing.jpg: cannot be read" in done.stderr
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["dogs.png", "fig.png"]
 
@@ -147,37 +162,50 @@ def test_infer_of_other_datatypes(grpc: tuple[str, str]) -> None:
     assert (text["shape"], text["data"]) == ([1, 1], ["grüß dich"])
 
 
-def test_infer_says_what_the_model_takes(grpc: tuple[str, str]) -> None:
+def test_infer_shows_the_models_inputs(grpc: tuple[str, str]) -> None:
     assert "unknown model" in refused("infer", "nope", *grpc)
     assert "takes a INT32 [-1, 4], b INT32 [-1, 4]" in refused("infer", "add_sub", "--input", "c=[1]", *grpc)
     assert "has shape [1, 2]" in refused("infer", "add_sub", "--input", "a=[1, 2]", "--input", "b=[1, 2]", *grpc)
     assert "no version '9'" in refused("infer", "add_sub", "--model-version", "9", *grpc)
 
 
-def test_status(server: ServerProcess) -> None:
-    found = json.loads(ok("status", "--http", server.http_url, "--json"))
+def test_status_is_printed(server: ServerProcess) -> None:
+    found = json.loads(ok("status", "--server", server.http_url, "--json"))
     assert found["ready"] is True
     assert {block["model"] for block in found["blocks"]} >= {"minilm", "srcnn"}
     assert found["grpc_server"]["server"] == "native"
-    shown = ok("status", "--http", server.http_url)
-    for expected in (": ready", "gRPC by native: it is installed", "worker-0", "minilm", "srcnn"):
+    shown = ok("status", "--server", server.http_url)
+    for expected in (": ready", "gRPC server: native (no TLS and no keys,", "worker-0", "minilm", "srcnn"):
         assert expected in shown
 
 
+def test_the_request_log_of_a_server_without_one_says_how_to_have_one(server: ServerProcess) -> None:
+    said = refused("log", "--server", server.http_url)
+    assert "this server keeps no request log: its operator may set request_log.url" in said
+
+
 def test_commands_that_find_no_server() -> None:
-    for command in (["embed", "x", "--grpc"], ["infer", "m", "--grpc"], ["status", "--http"]):
+    for command in (["embed", "x", "--server"], ["infer", "m", "--server"], ["status", "--server"]):
         assert "is `penstock serve` running at" in refused(*command, "127.0.0.1:1")
 
 
-def test_serve_refuses_what_it_cannot_serve(tmp_path: Path, server: ServerProcess) -> None:
+def test_serve_refuses_invalid_settings(tmp_path: Path, server: ServerProcess) -> None:
     data = ("--data-dir", str(tmp_path / "data"), "--http-port", "0", "--grpc-port", "0")
-    assert "no such model repository" in refused("serve", "--models", str(tmp_path / "none"), *data)
+    assert "no such folder of models" in refused("serve", "--models", str(tmp_path / "none"), *data)
+    assert "'--workers': must be a whole number" in run("serve", "--workers", "two", *data).stderr
+    write_identity(tmp_path / "own", "plain", "FP32")
+    assert f"penstock serve {tmp_path / 'own'}" in refused("serve", str(tmp_path / "own" / "plain"), *data)
     (tmp_path / "models" / "m").mkdir(parents=True)
     (tmp_path / "models" / "m" / "model.yaml").write_text("engine: onnx\nbatching:\n  max_rows: 0\n")
-    assert "model.yaml:3: batching.max_rows" in refused("serve", "--models", str(tmp_path / "models"), *data)
+    (tmp_path / "models" / "other").mkdir()
+    (tmp_path / "models" / "other" / "model.yaml").write_text("tasks: embed\n")
+    told = refused("serve", "--models", str(tmp_path / "models"), *data)
+    assert "model.yaml:3: batching.max_rows" in told
+    assert "unknown key 'tasks'" in told
+    assert "--watch" in told
 
 
-def test_the_blocking_client(server: ServerProcess) -> None:
+def test_the_blocking_client_works(server: ServerProcess) -> None:
     with Client(server.grpc) as client:
         assert client.is_ready()
         assert {entry.name for entry in client.models() if entry.state == "READY"} >= {"minilm", "srcnn"}
@@ -189,7 +217,7 @@ def test_the_blocking_client(server: ServerProcess) -> None:
             client.embed(["a"], model="nope")
 
 
-async def test_the_async_client(server: ServerProcess) -> None:
+async def test_the_async_client_works(server: ServerProcess) -> None:
     async with AsyncClient(server.grpc) as client:
         texts = [f"text {index}" for index in range(200)]
         one_by_one = await asyncio.gather(*(client.embed([text]) for text in texts))

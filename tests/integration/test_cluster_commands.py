@@ -1,4 +1,4 @@
-"""A real cluster, asked and changed from the command line: blocks go where they should, no request fails."""
+"""Commands on a real cluster: blocks move as requested, and no request fails."""
 
 import json
 import threading
@@ -21,15 +21,15 @@ from tests.servers import answered, floats, write_factor
 
 WAIT_S = 60.0
 PAUSE_S = 0.02
-MANAGER, DOOR, FURTHER = 0, 1, 2
+MANAGER, GATEWAY, FURTHER = 0, 1, 2
 WORKERS = ["h1.worker-0", "h2.worker-0"]
 
 
 class Asked(ClusterHosts):
-    """With the commands of an operator, and requests of a client."""
+    """A cluster with the commands of an operator, and requests of a client."""
 
     def ask(self, *arguments: str) -> Any:
-        manager = ("--manager", self.address(MANAGER), "--json")
+        manager = ("--server", self.address(MANAGER), "--json")
         found = CliRunner().invoke(cli.app, [*arguments, *manager])
         if found.exception is not None:
             raise found.exception
@@ -43,13 +43,13 @@ class Asked(ClusterHosts):
         return [holder["worker_id"] for holder in self.block(model)["holders"]]
 
     def infer(self, model: str, number: float = 3.0) -> float:
-        with grpc.insecure_channel(f"{self.address(DOOR)}:50051") as channel:
+        with grpc.insecure_channel(f"{self.address(GATEWAY)}:50051") as channel:
             (found,) = answered(GRPCInferenceServiceStub(channel).ModelInfer(floats(model, number), timeout=WAIT_S))
             return found
 
     @contextmanager
     def traffic(self, model: str) -> Iterator[None]:
-        """Requests, one shortly after the other, none of which may fail."""
+        """Send a request every few milliseconds, none of which may fail."""
         is_over, failures = threading.Event(), list[Exception]()
 
         def run() -> None:
@@ -71,17 +71,17 @@ class Asked(ClusterHosts):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
-    """A manager, a gateway with a worker, and a second worker, on three hosts."""
+    """Start a manager, a gateway with a worker, and a second worker, on three hosts."""
     folder = tmp_path_factory.mktemp("commands")
     write_factor(folder / "models", "factor", 2.0)
     write_factor(folder / "models", "sleeper", 2.0, "residence: {load: lazy, idle_unload_s: 2}\n")
     labels = _config(folder / "gold.yaml", {"worker": {"labels": {"tier": "gold"}}})
     with Asked(3, folder) as hosts:
         hosts.manager(MANAGER, folder / "models", "--health-host", hosts.address(MANAGER))
-        hosts.gateway(DOOR, hosts.address(MANAGER))
-        hosts.worker(DOOR, hosts.address(MANAGER))
+        hosts.gateway(GATEWAY, hosts.address(MANAGER))
+        hosts.worker(GATEWAY, hosts.address(MANAGER))
         hosts.worker(FURTHER, hosts.address(MANAGER), "--config", labels)
-        hosts.wait_ready(DOOR)
+        hosts.wait_ready(GATEWAY)
         eventually(lambda: sorted(hosts.holders("factor")) == WORKERS, "both workers hold it", WAIT_S)
         yield hosts
 
@@ -103,7 +103,7 @@ def test_the_cluster_and_its_workers_are_shown(cluster: Asked) -> None:
     assert first["load"]["memory_bytes"] > 0
 
 
-def test_a_block_is_scaled_and_explains_where_it_is(cluster: Asked) -> None:
+def test_a_scaled_block_explains_its_placement(cluster: Asked) -> None:
     with cluster.traffic("factor"):
         cluster.ask("block", "scale", "factor", "1")
         eventually(lambda: len(cluster.holders("factor")) == 1, "one worker holds it", WAIT_S)
@@ -112,23 +112,23 @@ def test_a_block_is_scaled_and_explains_where_it_is(cluster: Asked) -> None:
         sentences = cluster.ask("block", "explain", "factor")["sentences"]
         assert sentences[0].endswith("wants one replica: 1 placed.")
         assert any(sentence.startswith(f"{holder} holds it: ") for sentence in sentences)
-        assert any(sentence.startswith(f"{other} not: ") for sentence in sentences)
+        assert any(sentence.startswith(f"Not on {other}: ") for sentence in sentences)
 
 
-def test_the_administration_is_at_the_managers_door_and_at_the_gateways(cluster: Asked) -> None:
-    for door in (f"http://{cluster.address(MANAGER)}:7412", f"http://{cluster.address(DOOR)}:8080"):
-        with httpx.Client(base_url=f"{door}/v1/admin", timeout=WAIT_S) as client:
+def test_the_administration_is_at_the_managers_endpoint_and_at_the_gateways(cluster: Asked) -> None:
+    for endpoint in (f"http://{cluster.address(MANAGER)}:7412", f"http://{cluster.address(GATEWAY)}:8080"):
+        with httpx.Client(base_url=f"{endpoint}/v1/admin", timeout=WAIT_S) as client:
             assert [worker["worker_id"] for worker in client.get("/workers").json()["items"]] == WORKERS
             tag = client.get("/workers/h1.worker-0").headers["etag"]
-            labels, shown = {"labels": {"asked-at": door}}, {"if-match": tag}
+            labels, shown = {"labels": {"asked-at": endpoint}}, {"if-match": tag}
             changed = client.patch("/workers/h1.worker-0", json=labels, headers=shown)
-            assert changed.json()["facts"]["labels"] == {"asked-at": door}
+            assert changed.json()["facts"]["labels"] == {"asked-at": endpoint}
             assert client.patch("/workers/h1.worker-0", json=labels, headers=shown).status_code == 412
             (gateway,) = client.get("/sessions").json()["items"]
             assert (gateway["gateway_id"], gateway["counts"]["open"]) == ("h1.gateway-0", 0)
     newest = cluster.ask("audit")[-1]
     assert (newest["who"], newest["what"]) == ("anybody", "Cluster.ChangeWorker")
-    assert json.loads(newest["changes"][0]["after"])["labels"] == {"asked-at": door}
+    assert json.loads(newest["changes"][0]["after"])["labels"] == {"asked-at": endpoint}
 
 
 def test_draining_moves_blocks_before_they_go_and_removing_forgets(cluster: Asked) -> None:
@@ -158,17 +158,17 @@ def test_a_dormant_block_wakes_on_the_worker_that_holds_it_and_sleeps_again(clus
     assert cluster.holders("sleeper") == ["h2.worker-0"]
 
 
-def test_a_block_that_nobody_may_hold_says_why(cluster: Asked) -> None:
+def test_a_block_without_a_suitable_worker_shows_the_reason(cluster: Asked) -> None:
     with pytest.raises(ModelNotReady, match="penstock block explain sleeper"):
         cluster.ask("block", "deploy", "sleeper", "--replicas", "1", "--label", "tier=silver", "--wait", "1")
     sentences = cluster.ask("block", "explain", "sleeper")["sentences"]
-    assert any("the block wants tier=silver, and it has tier=gold" in sentence for sentence in sentences)
+    assert any("the block needs tier=silver, and the worker has tier=gold" in sentence for sentence in sentences)
     cluster.ask("block", "remove", "sleeper")
     with pytest.raises(UnknownModel):
         cluster.ask("block", "explain", "nothing")
 
 
-def test_the_managers_door_shows_the_whole_cluster(cluster: Asked) -> None:
+def test_the_managers_endpoint_shows_the_whole_cluster(cluster: Asked) -> None:
     cluster.infer("factor")
 
     def text() -> str:
@@ -184,7 +184,7 @@ def test_the_managers_door_shows_the_whole_cluster(cluster: Asked) -> None:
         assert expected in text()
 
 
-def test_what_happened_is_told(cluster: Asked) -> None:
+def test_events_are_listed(cluster: Asked) -> None:
     def kinds() -> set[str]:
         return {event["kind"] for event in cluster.ask("events", "--limit", "1000")}
 
@@ -193,8 +193,8 @@ def test_what_happened_is_told(cluster: Asked) -> None:
     )
 
 
-def test_a_drained_worker_leaves_where_that_is_asked_for(cluster: Asked) -> None:
-    """The last: one worker is left."""
+def test_a_drained_worker_stops_on_request(cluster: Asked) -> None:
+    """Must run last: one worker is left."""
     assert cluster.ask("worker", "drain", "h2.worker-0", "--leave")["has_left"]
     eventually(lambda: not cluster.roles["h2.worker"].is_running(), "its process ended", WAIT_S)
     assert cluster.infer("factor") == 6.0

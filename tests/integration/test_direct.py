@@ -1,4 +1,4 @@
-"""Direct sessions on a real server: Discover, a worker's own door, and whom it lets in."""
+"""Direct sessions on a real server: Discover, a worker's own endpoint, and its access control."""
 
 import asyncio
 import json
@@ -13,20 +13,20 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+import httpx
 import jwt
 import numpy as np
 import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.server import ServerProcess
-from penstock.app.folders import local_managers
+from benchmarks.server import ServerProcess, local_managers
 from penstock.client.cluster import ClusterClient
 from penstock.pb.inference import grpc_service_pb2 as oip
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1.access_pb2_grpc import DirectStub
-from tests.servers import ROOT, answered, floats, write_factor, write_identity
+from tests.servers import ROOT, answered, floats, floats_json, write_factor, write_identity
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WAIT_S = 60.0
@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 class Asker:
-    """A client with a key, and what an operator does about it."""
+    """A client with a key, and the operator's changes of that key."""
 
     def __init__(self, server: ServerProcess, channel: grpc.aio.Channel) -> None:
         self.managers = local_managers(server.log.parent / "data")
@@ -94,7 +94,7 @@ async def key(asker: Asker) -> str:
 
 
 async def until_code(ask: Any, wanted: grpc.StatusCode) -> None:
-    """What was changed is heard within moments."""
+    """Wait until a call ends with the wanted status."""
     async with asyncio.timeout(WAIT_S):
         while (await ask()) is not wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -108,7 +108,7 @@ async def infer(way: Any, shown: str, model: str = "") -> list[float]:
         )
 
 
-async def test_a_door_that_asks_nobody_lets_anybody_in_that_discover_sends(asker: Asker) -> None:
+async def test_an_endpoint_without_keys_admits_every_client_of_discover(asker: Asker) -> None:
     """Before the first key is made."""
     way = await asker.discover("", model="identity")
     assert way.worker_id in ("worker-0", "worker-1")
@@ -131,7 +131,7 @@ async def test_a_door_that_asks_nobody_lets_anybody_in_that_discover_sends(asker
     assert await code_of(asker.routed.ModelInfer(floats(lazy.block_id, 1.0))) is Code.UNAVAILABLE
 
 
-async def test_a_token_opens_its_block_on_its_worker_and_a_stream_goes_on(asker: Asker, key: str) -> None:
+async def test_a_token_admits_to_its_block_on_its_worker_and_streams_continue(asker: Asker, key: str) -> None:
     way = await asker.discover(key, model="identity")
     assert await infer(way, way.token) == [3.0]
     told = await asker.discover(key, model="repeat")
@@ -154,7 +154,7 @@ async def test_a_token_opens_its_block_on_its_worker_and_a_stream_goes_on(asker:
         assert await code_of(there.ModelInfer(ordered, metadata=bearer(way.token))) is Code.INVALID_ARGUMENT
 
 
-async def test_who_has_no_good_token_stays_outside(asker: Asker, key: str) -> None:
+async def test_callers_without_a_valid_token_are_refused(asker: Asker, key: str) -> None:
     way, other = await asker.discover(key, model="identity"), await asker.discover(key, model="repeat")
     kid = jwt.get_unverified_header(way.token)["kid"]
     claims = jwt.decode(way.token, options={"verify_signature": False})
@@ -162,7 +162,7 @@ async def test_who_has_no_good_token_stays_outside(asker: Asker, key: str) -> No
     head, body, signature = way.token.split(".")
     for shown in ("", key, "psk_wrong", forged, f"{head}.{body}.{signature[::-1]}", f"{head}.{body}."):
         assert await code_of(infer(way, shown)) is Code.UNAUTHENTICATED, shown
-    # One for another block: as if there were none
+    # A token for another block is refused as if there were none.
     assert await code_of(infer(way, other.token)) is Code.NOT_FOUND
     async with grpc.aio.insecure_channel(way.address) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
@@ -171,7 +171,7 @@ async def test_who_has_no_good_token_stays_outside(asker: Asker, key: str) -> No
         )
         assert await code_of(load) is Code.PERMISSION_DENIED
         assert (await stub.ServerReady(oip.ServerReadyRequest(), timeout=WAIT_S)).ready
-    # At a gateway it opens as much, and nothing more; and nobody but a gateway says for whom it asks.
+    # A gateway accepts the token for the same block only, and only gateways may name another caller.
     assert answered(await asker.routed.ModelInfer(floats(way.block_id, 3.0), metadata=bearer(way.token))) == [3.0]
     assert await code_of(asker.routed.ModelInfer(floats("repeat", 3.0), metadata=bearer(way.token))) is Code.NOT_FOUND
     assert await asker.code_of_discover(way.token, model="repeat") is Code.NOT_FOUND
@@ -180,7 +180,7 @@ async def test_who_has_no_good_token_stays_outside(asker: Asker, key: str) -> No
     )
 
 
-async def test_a_key_is_for_its_own_models_and_its_end_is_that_of_its_tokens(asker: Asker, key: str) -> None:
+async def test_a_key_is_limited_to_its_models_and_its_revocation_ends_its_tokens(asker: Asker, key: str) -> None:
     bound = asker.make_key("bound", models=["ident*"])
     await until_code(lambda: asker.code_of_discover(bound, model="identity"), Code.OK)
     assert await asker.code_of_discover(bound, model="repeat") is Code.NOT_FOUND
@@ -197,7 +197,51 @@ async def test_a_key_is_for_its_own_models_and_its_end_is_that_of_its_tokens(ask
     assert await infer(kept, kept.token) == [3.0]
 
 
-async def test_signing_keys_are_rotated_and_what_was_signed_stays_good(
+ADMITTED, REFUSED = (Code.OK, 200), (Code.UNAUTHENTICATED, 401)
+
+
+async def test_gateways_refuse_tokens_of_a_key_that_is_not_valid_any_more(
+    asker: Asker, key: str, server: ServerProcess
+) -> None:
+    async with httpx.AsyncClient(base_url=server.http_url) as client:
+
+        async def codes(way: Any) -> tuple[Any, ...]:
+            """Return how the gateway answers to the token over gRPC and over REST."""
+            path, headers = f"/v2/models/{way.block_id}/infer", dict(bearer(way.token))
+            with suppress(httpx.HTTPError):
+                status = (await client.post(path, json=floats_json(3.0), headers=headers)).status_code
+                routed = asker.routed.ModelInfer(floats(way.block_id, 3.0), metadata=bearer(way.token))
+                return await code_of(routed), status
+            return ()
+
+        async def until_codes(way: Any, wanted: tuple[Any, ...]) -> None:
+            async with asyncio.timeout(WAIT_S):
+                while await codes(way) != wanted:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        async def token_of(name: str) -> Any:
+            made = asker.make_key(name)
+            await until_code(lambda: asker.code_of_discover(made, model="identity"), Code.OK)
+            return await asker.discover(made, model="identity")
+
+        kept = await asker.discover(key, model="identity")
+        revoked, shortened = await token_of("to revoke"), await token_of("to shorten")
+        for way in (kept, revoked, shortened):
+            assert await codes(way) == ADMITTED
+        asker.ask("RevokeKey", pb.RevokeKeyRequest(key="to revoke"))
+        changes = json.dumps({"expires_at": time.time() + 1})
+        asker.ask("ChangeKey", pb.ChangeKeyRequest(key="to shorten", changes=changes))
+        await until_codes(revoked, REFUSED)
+        await until_codes(shortened, REFUSED)
+        await until_code(lambda: code_of(infer(shortened, shortened.token)), Code.UNAUTHENTICATED)
+        (gateway,) = server.children("gateway").values()
+        os.kill(gateway, signal.SIGKILL)
+        await until_codes(kept, ())
+        await until_codes(kept, ADMITTED)
+        assert [await codes(way) for way in (revoked, shortened)] == [REFUSED, REFUSED]
+
+
+async def test_tokens_stay_valid_after_the_rotation_of_signing_keys(
     asker: Asker, key: str, server: ServerProcess
 ) -> None:
     before = await asker.discover(key, model="identity")
@@ -208,7 +252,7 @@ async def test_signing_keys_are_rotated_and_what_was_signed_stays_good(
 
     async def is_new() -> bool:
         way = await asker.discover(key, model="identity")
-        assert await infer(way, way.token) == [3.0]  # whichever signed it
+        assert await infer(way, way.token) == [3.0]  # whichever key signed it
         return bool(jwt.get_unverified_header(way.token)["kid"] == kid)
 
     async with asyncio.timeout(WAIT_S):
@@ -217,18 +261,18 @@ async def test_signing_keys_are_rotated_and_what_was_signed_stays_good(
     assert await infer(before, before.token) == [3.0]
 
 
-async def test_of_a_worker_that_is_killed_another_is_found(asker: Asker, key: str, server: ServerProcess) -> None:
+async def test_after_a_worker_is_killed_another_is_found(asker: Asker, key: str, server: ServerProcess) -> None:
     way = await asker.discover(key, model="identity")
     os.kill(server.children("worker")[way.worker_id], signal.SIGKILL)
     assert await code_of(infer(way, way.token)) is Code.UNAVAILABLE
     other = await asker.discover(key, model="identity", avoid=[way.worker_id])
     assert await infer(other, other.token) == [3.0]
-    # The one that comes in its place has a door, too.
+    # The worker that replaces it has an endpoint, too.
     avoid = [other.worker_id]
     await until_code(lambda: asker.code_of_discover(key, model="identity", avoid=avoid), Code.OK)
     async with asyncio.timeout(WAIT_S):
         while True:
-            with suppress(grpc.aio.AioRpcError):  # between the old door and the new one there is none
+            with suppress(grpc.aio.AioRpcError):  # between the old endpoint and the new one there is none
                 found = await asker.discover(key, model="identity", avoid=avoid)
                 if found.address != way.address:
                     break

@@ -1,4 +1,4 @@
-"""Servers on disks that are full or read-only: small ones of their own, in mount namespaces of their own."""
+"""Servers on full or read-only disks, in separate mount namespaces."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ def start(folder: Path, then: str = "") -> ServerProcess:
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """Sockets have room for a short path alone."""
+    """Return a short path, because sockets have room for no longer one."""
     with TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
@@ -41,7 +41,7 @@ def server(models: Path) -> Iterator[ServerProcess]:
 
 
 def seen_by(server: ServerProcess, path: Path) -> Path:
-    """The same file, in the server's namespace."""
+    """Return the path of a file in the server's mount namespace."""
     return Path(f"/proc/{server.pid}/root{path}")
 
 
@@ -66,7 +66,7 @@ def route(server: ServerProcess, policy: str) -> httpx.Response:
     return httpx.put(f"{server.http_url}/v1/models/factor/routing", json={"policy": policy}, timeout=30)
 
 
-def test_full_disks(server: ServerProcess, tmp_path: Path) -> None:
+def test_full_disks_fail_no_request(server: ServerProcess, tmp_path: Path) -> None:
     assert ask(server, 1.0) == 2.0
     before = server.children("worker") | server.children("gateway")
     fillers = [fill(seen_by(server, tmp_path / place)) for place in ("tmp", "server/data")]
@@ -80,24 +80,27 @@ def test_full_disks(server: ServerProcess, tmp_path: Path) -> None:
     loaded = httpx.post(f"{server.http_url}/v2/repository/models/new/load", timeout=60)
     assert loaded.status_code == 200, loaded.text
     assert httpx.get(f"{server.http_url}/metrics").status_code == 200
-    assert server.children("worker") | server.children("gateway") == before, "nobody ended"
+    assert server.children("worker") | server.children("gateway") == before, "no process ended"
     for filler in fillers:
         filler.unlink()
     assert route(server, "random").status_code == 200
     said = {line["event"] for line in log_lines(server.log)}
-    assert {"metadata_not_written", "block_id_not_kept", "cache_file_failed"} <= said
-    eventually(lambda: "cache_file_back" in {line["event"] for line in log_lines(server.log)}, "the cache is written")
+    assert {"metadata_not_written", "metadata_unwritable", "block_id_not_stored", "cache_file_failed"} <= said
+    eventually(
+        lambda: "cache_file_recovered" in {line["event"] for line in log_lines(server.log)}, "the cache is written"
+    )
     assert not server.tracebacks()
 
 
-def test_a_read_only_data_directory(models: Path) -> None:
-    """Starts, says so, and serves; what it cannot keep is refused or for this life only."""
+def test_a_read_only_data_directory_is_reported_and_served(models: Path) -> None:
+    """The server starts and logs it; writes are refused or last until the end of the process."""
     read_only = 'mount -o remount,ro "$0/server/data";'
     with start(models.parent, read_only) as server:
         assert ask(server, 4.0) == 8.0
         assert ask(server, 4.0) == 8.0
         assert route(server, "random").status_code == 503
         told = {line["event"]: line for line in log_lines(server.log)}
-        assert {"data_dir_unwritable", "metadata_unwritable", "block_id_not_kept", "cache_file_failed"} <= told.keys()
-        assert "--data-dir" in told["metadata_unwritable"]["advice"]
+        assert {"data_dir_unwritable", "metadata_unwritable", "block_id_not_stored", "cache_file_failed"} <= told.keys()
+        advised = [line for line in log_lines(server.log) if "--data-dir" in line.get("advice", "")]
+        assert [line["event"] for line in advised] == ["metadata_unwritable"], "the advice is logged once"
         assert not server.tracebacks()

@@ -1,4 +1,4 @@
-"""An etcd node that its peers no longer reach, while its clients do: they go on with the others."""
+"""An etcd node that is cut off from its peers but not from its clients: they continue with the other nodes."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The examples do what they say, from a shell."""
+"""The examples work when they are run from a shell."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ from tests.servers import ROOT
 
 
 @pytest.mark.parametrize("options", [[], ["--etcd"]])
-def test_a_cluster_of_three_hosts(options: list[str]) -> None:
-    """Network namespaces need root; where there are none this fails, rather than passing by."""
+def test_a_cluster_of_three_hosts_runs(options: list[str]) -> None:
+    """Network namespaces need root; without them this test fails instead of being skipped."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PENSTOCK": f"{sys.prefix}/bin/penstock"}
     ran = subprocess.run(
         [ROOT / "examples/cluster/run", *options],

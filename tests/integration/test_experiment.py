@@ -1,4 +1,4 @@
-"""Experiments for real: servers start and stop, an interruption loses nothing, reports are there."""
+"""Real experiments: servers start and stop, an interruption loses nothing, reports are written."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def repeats_in(folder: Path) -> dict[tuple[str, int], Any]:
 
 
 @pytest.mark.timeout(400)  # servers one after another
-def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_experiment_resumes(tmp_path: Path) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(TINY)
     out = tmp_path / "out"
@@ -106,7 +106,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "0 runs to measure" in experiment("run", file, "--out", out)
     assert repeats_in(folder) == after
 
-    # Another setting is another experiment: it starts over, and what was there can be compared with.
+    # A different setting is a different experiment: it starts over, and earlier results can be compared.
     file.write_text(TINY.replace("window_s: 0.3", "window_s: 0.2"))
     assert "cannot be resumed" in experiment("run", file, "--out", out, "--resume", expect=2)
     assert "starting over" in experiment("run", file, "--out", out, "--only", "*instances=1*")
@@ -116,17 +116,19 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     assert any("window_s" in difference for difference in told["differences"])
 
 
-def test_the_seeds_yaml_is_run_and_says_what_cannot_be(tmp_path: Path) -> None:
+def test_an_experiment_without_any_answer_reports_its_cases_and_fails(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(AS_IN_THE_SEED)
-    assert "the torch engine reads TorchScript" in experiment("run", file, "--out", tmp_path)
+    said = experiment("run", file, "--out", tmp_path, expect=2)
+    assert "the torch engine reads TorchScript" in said
+    assert "no case has an answer" in said
     cases = results_in(tmp_path / "my_experiment")["cases"]
     assert len(cases) == 3 * 3
     assert all(case["not_run"].startswith("the torch engine reads TorchScript") for case in cases)
     assert "the torch engine reads TorchScript" in (tmp_path / "my_experiment" / "report.html").read_text()
 
 
-def test_quantized_pairs_are_counted_and_held_against_fp32(tmp_path: Path) -> None:
+def test_quantized_pairs_are_counted_and_compared_with_fp32(tmp_path: Path) -> None:
     file = tmp_path / "quantized.yaml"
     file.write_text(QUANTIZED)
     experiment("run", file, "--out", tmp_path)
@@ -140,7 +142,7 @@ def test_quantized_pairs_are_counted_and_held_against_fp32(tmp_path: Path) -> No
     assert list((tmp_path / "variants").glob("*-onnx-int8-*/*.onnx"))
 
 
-def test_a_wrong_file_does_not_stop_the_others_of_a_folder(tmp_path: Path) -> None:
+def test_an_invalid_file_does_not_stop_the_others_of_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "experiments"
     folder.mkdir()
     (folder / "base_config.yaml").write_text("model: {name: minilm, backend: pytorch}\n")

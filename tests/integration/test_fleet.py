@@ -1,4 +1,4 @@
-"""A fleet on a Ray cluster of three nodes: its roles come up, outlive a node, and become more and fewer."""
+"""A fleet on a Ray cluster of three nodes: roles start, survive the loss of a node, and are scaled."""
 
 import json
 import urllib.request
@@ -15,7 +15,7 @@ from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import answered, floats, write_factor
 
 WAIT_S = 90.0
-NEEDS = ("--resource", "spot=1", "--gateway-resource", "door=1", "--cpus", "0.5")
+NEEDS = ("--resource", "spot=1", "--gateway-resource", "public=1", "--cpus", "0.5")
 LISTENS = ("--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0")
 
 
@@ -23,18 +23,18 @@ LISTENS = ("--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     folder = tmp_path_factory.mktemp("fleet")
     write_factor(folder / "models", "factor", 2.0)
-    with RayCluster([{"door": 1}, {"spot": 3}, {"spot": 3}], folder / "models", folder) as cluster:
+    with RayCluster([{"public": 1}, {"spot": 3}, {"spot": 3}], folder / "models", folder) as cluster:
         cluster.fleet("up", "--join", cluster.manager, "--workers", "2", *NEEDS, *LISTENS)
         yield cluster
 
 
 def workers(http: str) -> dict[str, int]:
-    """Those that the gateway knows, with their process ids."""
+    """Return the process id of each worker that the gateway knows."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{http}/v1/status", timeout=WAIT_S) as answer:
             status: dict[str, Any] = json.load(answer)
     except URLError:
-        return {}  # it is not open yet
+        return {}  # the gateway is not open yet
     return {worker["id"]: worker["pid"] for worker in status["workers"] if worker["blocks"]}
 
 
@@ -42,7 +42,9 @@ def test_a_fleet_serves_and_a_lost_node_costs_no_request(cluster: RayCluster) ->
     roles = cluster.running()
     assert roles.keys() == {"gateway-0", "worker-0", "worker-1"}
     gateway = roles["gateway-0"]["places"]
-    assert roles["worker-0"]["places"]["node"] != gateway["node"], "it has no spot"
+    assert roles["worker-0"]["places"]["node"] != gateway["node"], (
+        "the worker needs a resource that the node of the gateway lacks"
+    )
     eventually(lambda: len(workers(gateway["http"])) == 2, "both workers serve", WAIT_S)
     before = workers(gateway["http"])
     with grpc.insecure_channel(f"127.0.0.1:{gateway['grpc']}") as channel:

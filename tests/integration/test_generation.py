@@ -1,4 +1,4 @@
-"""Generated text from a real server: the same over every protocol, and nothing is left of those who leave."""
+"""Generated text from a real server: equal over every protocol, and cancelled for clients that disconnect."""
 
 import asyncio
 import json
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 
-from benchmarks.chaos import generation
-from benchmarks.chaos.generation import MODEL, PROMPT, ask
-from benchmarks.chaos.report import ChaosPlan
 from benchmarks.server import ServerProcess
 from penstock.client import AsyncClient
 from penstock.core.errors import DeadlineExceeded, InvalidRequest, RequestTooLarge
+from tests.chaos import generation
+from tests.chaos.generation import MODEL, PROMPT, ask
+from tests.chaos.report import ChaosPlan
 from tests.servers import ROOT
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,7 +30,7 @@ JSON: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Two gateways: an ordered session's requests go from one to the other."""
+    """Start two gateways: an ordered session's requests are forwarded from one to the other."""
     folder = tmp_path_factory.mktemp("generation")
     generation.add_generator(folder / "models", ROOT / "models")
     with ServerProcess(folder / "models", folder / "server", "--gateways", "2") as running:
@@ -77,13 +77,13 @@ async def test_an_answer_is_the_same_whole_and_streamed_over_every_protocol(
     assert alone["outputs"][0]["data"] == [whole]
 
 
-async def test_it_is_the_same_direct_and_by_way_of_another_gateway(server: ServerProcess, client: AsyncClient) -> None:
+async def test_a_direct_or_forwarded_answer_is_the_same(server: ServerProcess, client: AsyncClient) -> None:
     whole = await ask(client, max_tokens=TOKENS)
     async with AsyncClient(server.grpc, direct=True) as direct:
-        for _ in range(2):  # the first finds the way
+        for _ in range(2):  # the first request discovers the worker
             assert await ask(direct, max_tokens=TOKENS) == whole
             assert joined(await streamed(direct)) == whole
-    for session in ("a", "b", "c", "d"):  # some are the other gateway's
+    for session in ("a", "b", "c", "d"):  # some belong to the other gateway
         answer = await client.infer(MODEL, INPUTS, parameters=PARAMETERS, session_id=session, seq_no=1)
         assert answer["text_output"][0].decode() == whole
         assert joined(await streamed(client, session_id=session, seq_no=2)) == whole
@@ -99,7 +99,7 @@ async def test_several_prompts_and_choices_are_one_answer(client: AsyncClient) -
     assert answers[0]["text_output"][0] != answers[0]["text_output"][1]
 
 
-async def test_what_cannot_be_generated_is_refused_with_the_reason(client: AsyncClient) -> None:
+async def test_invalid_generation_requests_are_refused_with_the_reason(client: AsyncClient) -> None:
     with pytest.raises(InvalidRequest, match="parameter 'top_p' is '2'"):
         await client.infer(MODEL, INPUTS, parameters={"top_p": 2})
     with pytest.raises(RequestTooLarge, match="context of 8192 tokens"):
@@ -108,7 +108,7 @@ async def test_what_cannot_be_generated_is_refused_with_the_reason(client: Async
         await ask(client, " a" * 4000, max_tokens=64)
 
 
-async def test_a_deadline_ends_an_answer_that_is_being_made(server: ServerProcess, client: AsyncClient) -> None:
+async def test_a_deadline_ends_a_running_generation(server: ServerProcess, client: AsyncClient) -> None:
     started = asyncio.Event()
 
     async def listen() -> None:
@@ -122,12 +122,12 @@ async def test_a_deadline_ends_an_answer_that_is_being_made(server: ServerProces
     assert await generation.idle(server) == 0
 
 
-async def test_nothing_is_left_of_callers_that_leave_nor_of_a_worker_that_dies(
+async def test_nothing_is_left_after_callers_leave_and_a_worker_dies(
     server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     plan = ChaosPlan(ROOT / "models", tmp_path_factory.mktemp("plan"), is_quick=True)
     left = await generation.leave(server, cancelled=36, vanished=12, plan=plan)
-    # So few say little about a few percent.
+    # So few generations do not show a few percent.
     missed = [bar for bar in left.missed() if bar.figure != "generation_rss_growth"]
     assert not missed, (left.figures, left.details)
     died = await generation.kill(server, 1)

@@ -1,4 +1,4 @@
-"""Roles on hosts of their own: network namespaces that reach each other over a bridge."""
+"""Roles on several hosts: network namespaces connected by a bridge."""
 
 import asyncio
 import json
@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -18,16 +19,16 @@ from benchmarks.cluster import ClusterHosts
 from benchmarks.waiting import eventually
 from penstock.client.registry import RegistryClient
 from penstock.core.errors import Conflict
-from penstock.models.registry.scan import scan
+from penstock.features.registry.scan import scan
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1 import cluster_pb2
 from penstock.pb.v1.access_pb2 import DiscoverRequest
 from penstock.pb.v1.access_pb2_grpc import DirectStub
 from penstock.pb.v1.cluster_pb2_grpc import ClusterStub
-from tests.servers import answered, floats, write_factor
+from tests.servers import answered, floats, floats_json, write_factor
 
 WAIT_S = 60.0
-MANAGER, DOOR, FURTHER = 0, 1, 2
+MANAGER, GATEWAY, FURTHER = 0, 1, 2
 BOTH = {"h1.worker-0", "h2.worker-0"}
 
 
@@ -40,36 +41,36 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
-    """A manager, a gateway with a worker, and a second worker, on three hosts."""
+    """Start a manager, a gateway with a worker, and a second worker, on three hosts."""
     with ClusterHosts(3, tmp_path_factory.mktemp("hosts")) as hosts:
         hosts.manager(MANAGER, models, "--health-host", hosts.address(MANAGER))
         join = hosts.address(MANAGER)
-        hosts.gateway(DOOR, join)
-        hosts.worker(DOOR, join)
+        hosts.gateway(GATEWAY, join)
+        hosts.worker(GATEWAY, join)
         further = hosts.address(FURTHER)
         hosts.worker(FURTHER, join, "--host", further, "--health-host", further, "--insecure")
-        hosts.wait_ready(DOOR)
+        hosts.wait_ready(GATEWAY)
         until_workers(hosts, BOTH)
         yield hosts
 
 
 def until_workers(cluster: ClusterHosts, workers: set[str]) -> None:
-    eventually(lambda: cluster.workers(DOOR) == workers, f"the gateway has {workers}", WAIT_S)
+    eventually(lambda: cluster.workers(GATEWAY) == workers, f"the gateway has {workers}", WAIT_S)
 
 
 def infer(cluster: ClusterHosts, number: float = 3.0, timeout_s: float = WAIT_S, model: str = "factor") -> float:
-    with grpc.insecure_channel(f"{cluster.address(DOOR)}:50051") as channel:
+    with grpc.insecure_channel(f"{cluster.address(GATEWAY)}:50051") as channel:
         (found,) = answered(GRPCInferenceServiceStub(channel).ModelInfer(floats(model, number), timeout=timeout_s))
         return found
 
 
 @contextmanager
 def asking(cluster: ClusterHosts) -> Iterator[None]:
-    """Callers that ask all the while, and are answered all the while."""
+    """Run callers that send requests and get answers all the time."""
     is_over = Event()
 
     def ask() -> None:
-        with grpc.insecure_channel(f"{cluster.address(DOOR)}:50051") as channel:
+        with grpc.insecure_channel(f"{cluster.address(GATEWAY)}:50051") as channel:
             stub = GRPCInferenceServiceStub(channel)
             while not is_over.wait(0.01):
                 assert answered(stub.ModelInfer(floats("factor", 3.0), timeout=WAIT_S)) == [6.0]
@@ -85,18 +86,18 @@ def asking(cluster: ClusterHosts) -> Iterator[None]:
 
 
 def load(cluster: ClusterHosts) -> str:
-    """Loads the model anew; what went wrong, or nothing."""
-    return cluster.post(DOOR, "/v2/repository/models/factor/load", timeout_s=WAIT_S)
+    """Reload the model and return the error, or an empty text."""
+    return cluster.post(GATEWAY, "/v2/repository/models/factor/load", timeout_s=WAIT_S)
 
 
-def test_a_request_is_answered_by_workers_of_both_hosts(cluster: ClusterHosts) -> None:
+def test_both_hosts_workers_answer_requests(cluster: ClusterHosts) -> None:
     assert [infer(cluster, float(number)) for number in range(8)] == [2.0 * number for number in range(8)]
     assert load(cluster) == ""
 
 
-def test_a_client_goes_direct_to_a_worker_whose_door_is_open_to_other_hosts(cluster: ClusterHosts) -> None:
-    """The other's is open to its own host alone."""
-    with grpc.insecure_channel(f"{cluster.address(DOOR)}:50051") as channel:
+def test_a_client_connects_directly_to_a_worker_with_an_open_endpoint(cluster: ClusterHosts) -> None:
+    """The other worker's endpoint is open to its own host only."""
+    with grpc.insecure_channel(f"{cluster.address(GATEWAY)}:50051") as channel:
         way = DirectStub(channel).Discover(DiscoverRequest(model="factor"), timeout=WAIT_S)
     assert way.worker_id == "h2.worker-0"
     assert way.address.startswith(f"{cluster.address(FURTHER)}:")
@@ -106,7 +107,7 @@ def test_a_client_goes_direct_to_a_worker_whose_door_is_open_to_other_hosts(clus
         ]
 
 
-async def test_a_model_that_is_uploaded_is_fetched_verified_and_served(cluster: ClusterHosts, tmp_path: Path) -> None:
+async def test_an_uploaded_model_is_fetched_verified_and_served(cluster: ClusterHosts, tmp_path: Path) -> None:
     write_factor(tmp_path, "triple", 3.0)
     scanned = scan(tmp_path / "triple", "")
     address = f"{cluster.address(MANAGER)}:7400"
@@ -125,20 +126,20 @@ async def test_a_model_that_is_uploaded_is_fetched_verified_and_served(cluster: 
         assert json.load(answer)["digest"] == made.digest
 
 
-def test_every_role_says_how_it_is(cluster: ClusterHosts) -> None:
-    for host, port in ((MANAGER, 7410), (DOOR, 8080), (FURTHER, 7420)):
+def test_every_role_reports_its_health(cluster: ClusterHosts) -> None:
+    for host, port in ((MANAGER, 7410), (GATEWAY, 8080), (FURTHER, 7420)):
         assert cluster.http(host, "/healthz", port) == (200, b'{"status":"alive"}')
         eventually(lambda h=host, p=port: cluster.http(h, "/readyz", p) == (200, b'{"status":"ready"}'), f"host {host}")  # type: ignore[misc]
         status, text = cluster.http(host, "/metrics", port)
         assert status == 200
         assert b"penstock_" in text or host == MANAGER
-    for host, port in ((MANAGER, 7411), (MANAGER, 7400), (DOOR, 50051), (FURTHER, 7421)):
+    for host, port in ((MANAGER, 7411), (MANAGER, 7400), (GATEWAY, 50051), (FURTHER, 7421)):
         with grpc.insecure_channel(f"{cluster.address(host)}:{port}") as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             eventually(lambda c=check: c(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status == 1, f"host {host}")  # type: ignore[misc]
 
 
-def test_a_second_host_of_one_name_is_refused(cluster: ClusterHosts) -> None:
+def test_a_second_host_with_the_same_name_is_refused(cluster: ClusterHosts) -> None:
     worker = cluster.role(MANAGER, "worker", "--join", cluster.address(MANAGER), name="second", node="h2")
     gateway = cluster.role(
         FURTHER,
@@ -152,15 +153,15 @@ def test_a_second_host_of_one_name_is_refused(cluster: ClusterHosts) -> None:
     for second, name in ((worker, "h2.worker-0"), (gateway, "h1.gateway-0"), (machine, "h2.worker-0")):
         assert second.end() == 2
         said = second.log.read_text()
-        assert f"penstock: '{name}' is the name of another that is there" in said
+        assert f"another role of the cluster is already named '{name}'" in said
         assert "--node" in said
         assert "Traceback" not in said
-    assert cluster.workers(DOOR) == BOTH
+    assert cluster.workers(GATEWAY) == BOTH
     assert infer(cluster) == 6.0
 
 
 @pytest.mark.parametrize("role", ["manager", "gateway", "serve"])
-def test_beyond_loopback_is_asked_for(cluster: ClusterHosts, models: Path, role: str) -> None:
+def test_addresses_beyond_loopback_need_keys_or_insecure(cluster: ClusterHosts, models: Path, role: str) -> None:
     flags = ("--models", str(models)) if role == "manager" else ("--join", cluster.address(MANAGER))
     refused = cluster.role(FURTHER, role, *flags, "--bind", "0.0.0.0:0", name=f"open-{role}")
     assert refused.end() == 2
@@ -175,7 +176,7 @@ def test_a_machine_joins_and_leaves_while_requests_flow(cluster: ClusterHosts) -
         machine = cluster.role(MANAGER, "serve", *join, "--workers", "2", "--health-host", here, name="machine")
         until_workers(cluster, BOTH | {"h0.worker-0", "h0.worker-1"})
         cluster.wait_ready(MANAGER)  # its own gateway knows all workers
-        assert cluster.workers(MANAGER) == cluster.workers(DOOR)
+        assert cluster.workers(MANAGER) == cluster.workers(GATEWAY)
         ready = (200, b'{"status":"ready"}')
         eventually(lambda: cluster.http(MANAGER, "/readyz", 7430) == ready, "the machine is ready", WAIT_S)
         assert b'worker="h0.worker-1"' in cluster.http(MANAGER, "/metrics", 7430)[1]
@@ -183,7 +184,7 @@ def test_a_machine_joins_and_leaves_while_requests_flow(cluster: ClusterHosts) -
         until_workers(cluster, BOTH)
 
 
-def test_a_worker_that_is_killed_or_cut_off_is_left_out_and_comes_back(cluster: ClusterHosts) -> None:
+def test_a_killed_or_disconnected_worker_is_excluded_and_returns(cluster: ClusterHosts) -> None:
     with asking(cluster):
         cluster.cut_off(FURTHER)
         until_workers(cluster, {"h1.worker-0"})
@@ -195,8 +196,41 @@ def test_a_worker_that_is_killed_or_cut_off_is_left_out_and_comes_back(cluster: 
         until_workers(cluster, BOTH)
 
 
-def test_while_the_manager_is_away_requests_flow_and_the_dead_are_left_out(cluster: ClusterHosts, models: Path) -> None:
-    pids = {worker["id"]: worker["pid"] for worker in cluster.status(DOOR)["workers"]}
+def test_a_gateway_that_is_cut_off_from_the_managers_keeps_its_workers(cluster: ClusterHosts) -> None:
+    worker = cluster.roles["h2.worker"]
+    before = len(worker.lines("gateway_unlisted"))
+    with asking(cluster):
+        cluster.separate(MANAGER, GATEWAY)
+        eventually(lambda: len(worker.lines("gateway_unlisted")) > before, "the managers drop the gateway", WAIT_S)
+        assert infer(cluster) == 6.0
+        assert cluster.workers(GATEWAY) == BOTH
+        cluster.unite(MANAGER, GATEWAY)
+    eventually(lambda: load(cluster) == "", "the gateway has found its manager", WAIT_S)
+
+
+def test_a_request_that_no_worker_can_answer_is_refused_with_a_retry_hint(cluster: ClusterHosts) -> None:
+    cluster.roles["h1.worker"].kill()
+    until_workers(cluster, {"h2.worker-0"})
+    cluster.separate(GATEWAY, FURTHER)
+    until_workers(cluster, set())
+    request = Request(
+        f"http://{cluster.address(GATEWAY)}:8080/v2/models/factor/infer", json.dumps(floats_json(1)).encode()
+    )
+    with pytest.raises(HTTPError) as refused:
+        urlopen(request, timeout=WAIT_S).close()
+    assert refused.value.code == 503
+    assert refused.value.headers["retry-after"]
+    assert "no worker" in refused.value.read().decode()
+    cluster.unite(GATEWAY, FURTHER)
+    cluster.worker(GATEWAY, cluster.address(MANAGER))
+    until_workers(cluster, BOTH)
+    assert infer(cluster) == 6.0
+
+
+def test_without_the_manager_requests_continue_and_dead_workers_are_excluded(
+    cluster: ClusterHosts, models: Path
+) -> None:
+    pids = {worker["id"]: worker["pid"] for worker in cluster.status(GATEWAY)["workers"]}
     with asking(cluster):
         cluster.roles["h0.manager"].kill()
         cluster.roles["h2.worker"].signal(signal.SIGKILL)
@@ -205,13 +239,13 @@ def test_while_the_manager_is_away_requests_flow_and_the_dead_are_left_out(clust
         cluster.worker(FURTHER, cluster.address(MANAGER))
         cluster.manager(MANAGER, models)
         until_workers(cluster, BOTH)
-    found = {worker["id"]: worker["pid"] for worker in cluster.status(DOOR)["workers"]}
-    assert found["h1.worker-0"] == pids["h1.worker-0"], "it went on"
+    found = {worker["id"]: worker["pid"] for worker in cluster.status(GATEWAY)["workers"]}
+    assert found["h1.worker-0"] == pids["h1.worker-0"], "the worker's process is the same"
     eventually(lambda: load(cluster) == "", "the gateway has found its manager", WAIT_S)
 
 
-def test_one_machine_that_serves_lets_another_join(models: Path, tmp_path: Path) -> None:
-    """Where addresses are told that are not those that are bound."""
+def test_a_machine_that_serves_lets_another_join(models: Path, tmp_path: Path) -> None:
+    """The advertised addresses differ from the bound ones."""
     with ClusterHosts(2, tmp_path) as hosts:
         here, there = hosts.address(0), hosts.address(1)
         flags = ("--bind", "0.0.0.0", "--advertise", here, "--host", here, "--insecure")
@@ -221,3 +255,15 @@ def test_one_machine_that_serves_lets_another_join(models: Path, tmp_path: Path)
         eventually(lambda: hosts.workers(0) == hosts.workers(1) == workers, "both gateways have both workers", WAIT_S)
         hosts.wait_ready(1)
         assert hosts.http(0, "/readyz")[0] == 200
+
+
+def test_a_gateway_that_starts_without_managers_serves_from_its_last_state(cluster: ClusterHosts, models: Path) -> None:
+    cluster.roles["h0.manager"].kill()
+    cluster.roles["h1.gateway"].kill()
+    again = cluster.gateway(GATEWAY, cluster.address(MANAGER))
+    cluster.wait_ready(GATEWAY)
+    assert infer(cluster) == 6.0
+    assert [line["level"] for line in again.lines("kept_state_used")] == ["warning"]
+    cluster.manager(MANAGER, models)
+    eventually(lambda: load(cluster) == "", "the gateway has found its manager", WAIT_S)
+    until_workers(cluster, BOTH)

@@ -1,4 +1,4 @@
-"""The short way of inference over HTTP answers as the usual way does, whatever a client makes of the connection."""
+"""The short path for small HTTP requests answers like the usual path, also on misused connections."""
 
 import json
 import socket
@@ -97,7 +97,7 @@ def test_one_connection_serves_many_requests(server: ServerProcess) -> None:
             check(connection.answer())
 
 
-def test_a_body_in_pieces(server: ServerProcess) -> None:
+def test_a_body_in_pieces_is_read(server: ServerProcess) -> None:
     whole = request()
     with Connection(server) as connection:
         for start in range(0, len(whole), 300):
@@ -121,13 +121,13 @@ def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None
 @pytest.mark.parametrize(
     "path", [PATH, "/v2/models/identity/versions/1/infer", "/v2/models/identi%74y/infer", PATH + "?a=b"]
 )
-def test_every_way_to_name_the_model(server: ServerProcess, path: str) -> None:
+def test_every_form_of_the_models_name_works(server: ServerProcess, path: str) -> None:
     with Connection(server) as connection:
         connection.send(request(path=path))
         check(connection.answer())
 
 
-def test_chunked_and_continued_bodies_go_the_usual_way(server: ServerProcess) -> None:
+def test_chunked_and_continued_bodies_use_the_usual_path(server: ServerProcess) -> None:
     chunk = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
     with Connection(server) as connection:
         connection.send(request("Transfer-Encoding: chunked", body=chunk, length=False))
@@ -148,7 +148,7 @@ def test_close_and_old_http_are_respected(server: ServerProcess) -> None:
             assert connection.is_closed()
 
 
-def test_an_answer_is_compressed_where_the_client_asks_and_it_is_worth_it(server: ServerProcess) -> None:
+def test_an_answer_is_compressed_on_request_if_it_becomes_smaller(server: ServerProcess) -> None:
     rows = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [8, 256], "data": [0.0] * 2048}]}).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nContent-Length: {len(rows)}"
     with Connection(server) as connection:
@@ -161,12 +161,12 @@ def test_an_answer_is_compressed_where_the_client_asks_and_it_is_worth_it(server
     ("data", "status", "message"),
     [
         (request(path="/v2/models/absent/infer"), 404, "unknown model 'absent'"),
-        (request(body=HEADER), 400, "claims 1024 bytes"),
+        (request(body=HEADER), 400, "is 1024, but"),
         (request(body=b"{" * len(HEADER)), 400, "not JSON"),
         (request("x-request-timeout-ms: soon"), 400, "x-request-timeout-ms"),
     ],
 )
-def test_errors_are_typed_and_the_connection_lives_on(
+def test_errors_are_typed_and_keep_the_connection_open(
     server: ServerProcess, data: bytes, status: int, message: str
 ) -> None:
     with Connection(server) as connection:

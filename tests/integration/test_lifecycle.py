@@ -1,4 +1,4 @@
-"""A server's life: its start and what refuses it, several processes behind one port, reloads, deaths, its end."""
+"""A server's life: start and its refusals, several processes behind one port, reloads, deaths, stop."""
 
 import contextlib
 import os
@@ -39,9 +39,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Two gateways before two workers."""
+    """Start two gateways and two workers. The gateways listen by themselves, with grpcio."""
     flags = ("--gateways", "2", "--workers", "2", "--host", "0.0.0.0", "--insecure")
-    settings = {"data_plane": {"hang_s": 2.0}}
+    settings = {"edge": "none", "data_plane": {"hang_s": 2.0}}
     with ServerProcess(models, tmp_path_factory.mktemp("pair"), *flags, settings=settings) as running:
         eventually(lambda: len(gateways_listening(running)) == 2, "both gateways listen")
         yield running
@@ -61,7 +61,7 @@ def gateways_listening(server: ServerProcess, status: str = psutil.CONN_LISTEN) 
 
 @pytest.fixture
 def connections(pair: ServerProcess) -> Iterator[list[httpx.Client]]:
-    """Enough that both gateways have some of them: the kernel deals them out."""
+    """Open enough connections that both gateways get some: the kernel distributes them."""
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(httpx.Client(base_url=pair.http_url, timeout=WAIT_S)) for _ in range(CONNECTIONS)]
         for client in opened:
@@ -105,7 +105,7 @@ def test_grpc_reaches_both_gateways(pair):
         assert infer(pair, "identity", number) == number
 
 
-def test_models_come_and_go_through_either_gateway(connections):
+def test_models_are_loaded_and_unloaded_through_either_gateway(connections):
     model = "/v2/models/coming_and_going"
 
     def all_say(status: int) -> bool:
@@ -118,7 +118,7 @@ def test_models_come_and_go_through_either_gateway(connections):
         eventually(lambda: all_say(200), "every gateway knows that the model came")
 
 
-def test_both_workers_work(pair, connections):
+def test_both_workers_are_used(pair, connections):
     for client in connections:
         status = client.get("/v1/status").json()
         assert {worker["id"] for worker in status["workers"]} == {"worker-0", "worker-1"}
@@ -143,7 +143,7 @@ def ask_grpc(server: ServerProcess) -> str:
     try:
         infer(server, "identity", 1.0)
     except grpc.RpcError as error:
-        # Of the connection, not of the server, which would say why.
+        # An error of the connection, not of the server, which would give a reason.
         is_broken = error.code() is grpc.StatusCode.UNAVAILABLE and not dict(error.trailing_metadata() or ())
         return "broken" if is_broken else str(error)
     return "served"
@@ -157,7 +157,7 @@ def test_a_killed_gateway_comes_back(pair):
         listening = gateways_listening(pair)
         return len(listening) == 2 and old not in listening
 
-    # A connection to the dead one breaks; whoever answers knows the models from its first request on.
+    # A connection to the dead gateway breaks; the other one knows the models from its first request on.
     is_over = threading.Event()
 
     def ask_on(ask: Callable[[], str]) -> set[str]:
@@ -181,7 +181,7 @@ def test_a_killed_gateway_comes_back(pair):
 def test_a_killed_worker_comes_back(pair):
     old = pair.children("worker")["worker-0"]
     os.kill(old, signal.SIGKILL)
-    assert infer(pair, "identity", 1.0) == 1.0  # the other serves
+    assert infer(pair, "identity", 1.0) == 1.0  # the other worker serves
 
     def is_back() -> bool:
         workers = {worker["id"]: worker for worker in pair.status()["workers"]}
@@ -190,8 +190,8 @@ def test_a_killed_worker_comes_back(pair):
     eventually(is_back, "the worker is back under its name")
 
 
-def test_what_hangs_is_exchanged(pair):
-    """Stopped processes: a gateway would keep its share of the connections, a worker its place."""
+def test_hanging_processes_are_restarted(pair):
+    """Stop processes: a stopped gateway would keep its share of the connections, a stopped worker its place."""
     before = pair.children("gateway") | pair.children("worker")
     stopped = {name: before[name] for name in ("gateway-0", "worker-0")}
     for pid in stopped.values():
@@ -206,17 +206,17 @@ def test_what_hangs_is_exchanged(pair):
     eventually(lambda: len(pair.ready_workers()) == 2, "both workers are ready")
     for number in range(CONNECTIONS):
         assert infer(pair, "identity", number) == number
-    hung = {line["process"]: line for line in log_lines(pair.log) if line["event"] == "hung"}
+    hung = {line["process"]: line for line in log_lines(pair.log) if line["event"] == "process_hung"}
     assert {name: line["pid"] for name, line in hung.items()} == stopped
-    assert {line["why"] for line in hung.values()} == {"silent"}
+    assert {line["reason"] for line in hung.values()} == {"silent"}
     for name in stopped:
         assert pair.metric("penstock_restarts", process=name, reason="hung") == 1
 
 
-# --- models that change
+# --- changes of models
 
 
-def test_versions(pair):
+def test_versions_are_served_by_policy(pair):
     assert [infer(pair, "versioned", 3.0, version) for version in ("1", "2", "10", "")] == [3.0, 6.0, 30.0, 30.0]
     assert httpx.get(f"{pair.http_url}/v2/models/versioned").json()["versions"] == ["1", "2", "10"]
     answer = httpx.post(f"{pair.http_url}/v2/models/versioned/versions/3/infer", json=floats_json(1.0))
@@ -246,7 +246,7 @@ def test_a_reload_that_fails_leaves_the_old_model_serving(pair, models):
     assert infer(pair, "changing", 5.0) == 10.0
 
 
-def test_a_reload_takes_what_is_there_now(pair, models):
+def test_a_reload_uses_the_current_files(pair, models):
     (models / "changing/1/model.onnx").unlink()
     (models / "changing/1").rmdir()
     write_factor(models, "changing", 3.0)
@@ -262,19 +262,19 @@ def states(server: ServerProcess, model: str) -> dict[str, str]:
 
 
 def eventually_everywhere(server: ServerProcess, model: str, expected: dict[str, str]) -> None:
-    """The gateway that was asked to load shows it at once, the others a moment later."""
+    """Wait until every gateway shows the states; the gateway that was asked shows them at once."""
     eventually(lambda: all(states(server, model) == expected for _ in range(CONNECTIONS)), f"{model} is {expected}")
 
 
 def test_a_version_that_does_not_load_leaves_the_one_before_serving(pair, models):
-    """Continues the life of `changing`, which has come to version 2."""
+    """Continue with `changing`, which is at version 2."""
     load = f"{pair.http_url}/v2/repository/models/changing/load"
     (models / "changing/3").mkdir()
     (models / "changing/3/model.onnx").write_bytes(b"no model")
     refused = httpx.post(load, timeout=WAIT_S)
     assert refused.status_code == 503
     assert "version 3 failed to load" in refused.json()["error"]
-    assert "serves on (version 2)" in refused.json()["error"]
+    assert "still serving: version 2" in refused.json()["error"]
     eventually_everywhere(pair, "changing", {"1": "unloaded", "2": "ready", "3": "failed"})
     assert httpx.get(f"{pair.http_url}/v2/health/ready").status_code == 200
     assert httpx.get(f"{pair.http_url}/v2/models/changing/versions/3/ready").status_code == 503
@@ -282,7 +282,7 @@ def test_a_version_that_does_not_load_leaves_the_one_before_serving(pair, models
     old = pair.children("worker")
     for pid in old.values():
         os.kill(pid, signal.SIGKILL)
-    assert infer(pair, "changing", 5.0) == 20.0, "workers that start again serve it, too"
+    assert infer(pair, "changing", 5.0) == 20.0, "a restarted worker serves the earlier version too"
     write_factor(models, "changing", 6.0, version=4)
     httpx.post(load, timeout=WAIT_S).raise_for_status()
     assert [infer(pair, "changing", 5.0) for _ in range(CONNECTIONS)] == [30.0] * CONNECTIONS
@@ -291,7 +291,7 @@ def test_a_version_that_does_not_load_leaves_the_one_before_serving(pair, models
     assert (answer.status_code, answer.json()["error"]) == (503, "model 'changing' version 2 is unloaded")
 
 
-def test_an_unload_lets_end_what_was_taken(pair):
+def test_an_unload_finishes_accepted_requests(pair):
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(infer, pair, "slow", 2000.0) for _ in range(4)]
         eventually(lambda: pair.metric("penstock_inflight_requests") == 4, "all are taken")
@@ -301,7 +301,7 @@ def test_an_unload_lets_end_what_was_taken(pair):
     assert httpx.get(f"{pair.http_url}/v2/health/ready").status_code == 200
 
 
-# --- starts that are refused
+# --- refused starts
 
 
 def serve(models: Path, folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
@@ -326,8 +326,7 @@ def serve(models: Path, folder: Path, *flags: str) -> "subprocess.CompletedProce
         ("engine: tensorflow\n", 2, "engine"),
     ],
 )
-def test_a_bad_model_yaml_refuses_the_start(tmp_path, settings, line, says):
-    write_identity(tmp_path / "models", "good", "FP32")
+def test_a_server_without_a_valid_model_does_not_start(tmp_path, settings, line, says):
     write_identity(tmp_path / "models", "bad", "FP32", settings)
     ended = serve(tmp_path / "models", tmp_path)
     assert ended.returncode == 2, ended.stderr
@@ -356,25 +355,25 @@ def test_a_data_directory_that_is_taken_refuses_the_start(pair, models, tmp_path
     assert stat.S_IMODE(taken.stat().st_mode) == 0o700
 
 
-def test_a_gateway_that_cannot_open_refuses_the_start(models, tmp_path, monkeypatch):
+def test_a_gateway_that_cannot_open_prevents_the_start(models, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_RESPONSE_CACHE__URL", "sqlite:///taken.db")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "taken-gateway-0.db").write_bytes(b"something else")
     ended = serve(models, tmp_path)
     assert ended.returncode == 2, ended.stderr
-    (said,) = [line for line in ended.stderr.splitlines() if "this is not a response cache" in line]
+    (said,) = [line for line in ended.stderr.splitlines() if "is not a response cache" in line]
     assert said.startswith("penstock: ")
     assert "Traceback" not in ended.stderr
 
 
-# --- ends
+# --- stops
 
 
 def block_ids(server: ServerProcess) -> dict[tuple[str, str], str]:
     return {(block["model"], block["version"]): block["block_id"] for block in server.status()["blocks"]}
 
 
-def test_two_lives_and_two_ends(tmp_path):
+def test_a_server_starts_and_stops_twice(tmp_path):
     for version in (1, 2):
         write_factor(tmp_path / "models", "versioned", float(version), "versions: all\n", version)
     flags = ("--workers", "2", "--gateways", "2")
@@ -386,13 +385,13 @@ def test_two_lives_and_two_ends(tmp_path):
         family = server.family()
         assert len(family) == 4
         for pid in (*(process.pid for process in family), server.pid):
-            os.kill(pid, signal.SIGHUP)  # its terminal is gone
+            os.kill(pid, signal.SIGHUP)  # its terminal is closed
         assert server.terminate() == 0
-        assert '"restart_in_s"' not in server.log.read_text(), "it left as a whole"
+        assert '"restart_in_s"' not in server.log.read_text(), "the server stopped as a whole"
         assert not folder.exists()
         assert not any(process.is_running() for process in family)
     with ServerProcess(tmp_path / "models", tmp_path, *flags) as server:
-        assert block_ids(server) == ids, "clients may keep a block's id over a restart"
+        assert block_ids(server) == ids, "a client may keep a block's id over a restart"
         family = server.family()
         os.kill(server.pid, signal.SIGKILL)
         eventually(lambda: not any(is_alive(process) for process in family), "nothing outlives its server")

@@ -1,4 +1,4 @@
-"""Admission limits of a real server: what is over one is refused at once, with a reason and a hint."""
+"""Admission limits of a real server: a request over a limit is refused at once, with a reason and a hint."""
 
 import asyncio
 import gzip
@@ -52,7 +52,7 @@ class Edges:
         self.http = http
 
     async def check_refused(self, message: pb.ModelInferRequest, body: dict[str, Any], code: str, says: str) -> None:
-        """Over gRPC, REST and a stream: the status, the code and what it says, with a hint when to come back."""
+        """Check gRPC, REST and a stream: the status, the code and the message, with a retry hint."""
         before = self.server.metric("penstock_refusals", reason=code)
         with pytest.raises(grpc.aio.AioRpcError, match=says) as caught:
             await self.stub.ModelInfer(message, timeout=WAIT_S)
@@ -82,13 +82,13 @@ class Edges:
 
     @asynccontextmanager
     async def occupied(self, *messages: pb.ModelInferRequest) -> AsyncIterator[None]:
-        """While these are inside; at the end none of them has had an answer."""
+        """Keep requests running while the context lasts; at its end none of them has been answered."""
         calls = [self.stub.ModelInfer(message, timeout=WAIT_S) for message in messages]
         running = min(2, len(calls))
         try:
             await self.wait_until_slow_has(len(calls) - running, running)
             yield
-            assert not any(call.done() for call in calls), "what was inside ended before the refusals were seen"
+            assert not any(call.done() for call in calls), "the running requests ended before the refusals were checked"
         finally:
             for call in calls:
                 call.cancel()
@@ -104,7 +104,7 @@ async def edges(server: ServerProcess) -> AsyncIterator[Edges]:
         yield Edges(server, channel, http)
 
 
-async def test_message_size(edges):
+async def test_a_message_over_the_size_limit_is_refused(edges):
     numbers = [1.0] * (MESSAGE_BYTES // 4 + 1)
     await edges.check_refused(
         floats("identity", *numbers), floats_json(*numbers), "request_too_large", r"limits\.max_message_bytes"
@@ -113,8 +113,8 @@ async def test_message_size(edges):
     assert len(fits.raw_output_contents[0]) == MESSAGE_BYTES
 
 
-async def test_a_message_far_over_the_limit(edges):
-    """gRPC itself refuses it before it is read whole, so there it comes without a hint."""
+async def test_a_message_far_over_the_limit_is_refused_unread(edges):
+    """The gRPC library refuses the message before it is read whole, so its error has no retry hint."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await edges.stub.ModelInfer(floats("identity", *[1.0] * 1_000_000), timeout=WAIT_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -123,7 +123,7 @@ async def test_a_message_far_over_the_limit(edges):
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_a_compressed_message_counts_as_it_is_unpacked(edges):
+async def test_a_compressed_message_counts_with_its_decompressed_size(edges):
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
     answer = await edges.http.post(
         "/v2/models/identity/infer", content=gzip.compress(bytes(10_000_000)), headers=headers
@@ -132,14 +132,14 @@ async def test_a_compressed_message_counts_as_it_is_unpacked(edges):
     assert "max_message_bytes" in answer.json()["error"]
 
 
-async def test_rows(edges):
+async def test_too_many_rows_are_refused(edges):
     await edges.check_refused(
         floats("identity", 1.0, rows=17), floats_json(1.0, rows=17), "request_too_large", r"limits\.max_rows"
     )
     assert answered(await edges.stub.ModelInfer(floats("identity", 1.0, rows=16), timeout=WAIT_S)) == [1.0] * 16
 
 
-async def test_tokens(edges):
+async def test_too_many_tokens_are_refused(edges):
     message = pb.ModelInferRequest(model_name="minilm")
     message.inputs.add(name="text", datatype="BYTES", shape=[len(TEXTS)])
     message.raw_input_contents.append(pack_bytes(TEXTS))
@@ -151,19 +151,19 @@ async def test_tokens(edges):
     assert int(embeddings.headers["retry-after"]) >= 1
 
 
-async def test_queue_length(edges):
+async def test_a_full_queue_refuses_requests(edges):
     async with edges.occupied(*[floats("slow", LONG)] * 4):
         await edges.check_refused(floats("slow", 1.0), floats_json(1.0), "queue_full", "max_queue")
-        # Other models are not held up.
+        # Other models are not affected.
         assert answered(await edges.stub.ModelInfer(floats("identity", 7.0), timeout=WAIT_S)) == [7.0]
 
 
-async def test_bytes_in_flight(edges):
+async def test_the_bytes_in_flight_are_limited(edges):
     wide = [LONG] * 15_000
     async with edges.occupied(floats("slow", *wide)):
         other = [1.0] * 15_000
         await edges.check_refused(
-            floats("identity", *other), floats_json(*other), "overloaded", "bytes of requests are in flight"
+            floats("identity", *other), floats_json(*other), "overloaded", "bytes of requests are already in flight"
         )
         assert answered(await edges.stub.ModelInfer(floats("identity", 7.0), timeout=WAIT_S)) == [7.0]
     assert len(answered(await edges.stub.ModelInfer(floats("identity", *other), timeout=WAIT_S))) == len(other)
@@ -178,5 +178,5 @@ def listening(server: ServerProcess) -> set[tuple[str, int]]:
     }
 
 
-def test_it_listens_on_loopback_only(server):
+def test_the_server_listens_on_loopback_only(server):
     assert listening(server) == {("127.0.0.1", server.http_port), ("127.0.0.1", server.grpc_port)}

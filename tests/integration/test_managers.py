@@ -1,4 +1,4 @@
-"""Three managers on a real etcd of three nodes: the leader is killed, stopped and let go on, an etcd node is killed."""
+"""Three managers on a real etcd of three nodes: the leader is killed or suspended, an etcd node is killed."""
 
 import asyncio
 import hashlib
@@ -19,28 +19,28 @@ from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import eventually
 from penstock.client.cluster import ClusterClient
 from penstock.client.registry import CHUNK_BYTES, RegistryClient
-from penstock.core.cluster.leaders import LEADER
+from penstock.core.cluster.manager_records import LEADER
 from penstock.core.errors import Conflict
-from penstock.core.manifest import Manifest
-from penstock.models.registry.pull import pull
+from penstock.features.registry.manifest import Manifest
+from penstock.features.registry.pull import pull
 from penstock.pb.v1 import cluster_pb2, registry_pb2
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersStub
 from penstock.pb.v1.manager_pb2_grpc import ManagerStub
 from penstock.pb.v1.registry_pb2_grpc import ModelRegistryStub
-from penstock.storage.metadata.base import Compare, Record, Write
 from penstock.storage.metadata.etcd import EtcdMetadataStore
+from penstock.storage.metadata.metadata_store import Compare, Record, Write
 from tests.registry_bed import manifest_of, write_files
 from tests.servers import floats_json, write_factor
 
 WAIT_S = 90.0
 MANAGERS = 3
-DOORS = ("--health-port", "0", "--health-grpc-port", "0")
+HEALTH_PORTS = ("--health-port", "0", "--health-grpc-port", "0")
 
 
 class ManagedCluster:
-    """On loopback: the gateway is told of two managers, the worker of etcd."""
+    """A cluster on loopback: the gateway knows two managers, the worker uses etcd."""
 
     def __init__(self, folder: Path, etcd: Etcd) -> None:
         self.folder, self.etcd = folder, etcd
@@ -49,15 +49,15 @@ class ManagedCluster:
         told = ",".join(list(self.managers)[:2])
         http = ("--http-port", str(self.http_port), "--grpc-port", str(grpc_port), "--bind", "127.0.0.1:0")
         self._others = [
-            self._start("gateway", "door", "--join", told, *http),
-            self._start("worker", "hand", "--join", etcd.url, *DOORS),
+            self._start("gateway", "endpoint", "--join", told, *http),
+            self._start("worker", "hand", "--join", etcd.url, *HEALTH_PORTS),
         ]
         eventually(lambda: self.infer(3.0) == 6.0, "it answers", WAIT_S)
         eventually(lambda: len(self.ask(self.leader()).managers) == MANAGERS, "every manager is there", WAIT_S)
 
     def restart(self, address: str) -> None:
         self.managers[address] = self._manage(int(address.rpartition(":")[2]))
-        eventually(lambda: self.managers[address].lines("managing"), "it manages", WAIT_S)
+        eventually(lambda: self.managers[address].lines("manager_started"), "it manages", WAIT_S)
 
     def close(self) -> None:
         processes = [*self._others, *self.managers.values()]
@@ -68,7 +68,7 @@ class ManagedCluster:
             process.end()
 
     def leader(self, after: int = 0) -> str:
-        """The address of the manager that leads, in a later epoch than that."""
+        """Return the address of the manager that leads in a later term than `after`."""
         found: list[str] = []
 
         def is_there() -> bool:
@@ -92,7 +92,7 @@ class ManagedCluster:
             return LeaderResponse()
 
     def write(self, key: str) -> None:
-        """Through the gateway, which finds the leader; the gateway's view shows it soon after."""
+        """Write through the gateway, which finds the leader; the gateway's view shows the value soon after."""
         url = f"http://127.0.0.1:{self.http_port}/v1/models/factor/routing"
         answer = httpx.put(url, json={"policy": "hash", "key": key}, timeout=30)
         assert answer.status_code == 200, answer.text
@@ -118,7 +118,7 @@ class ManagedCluster:
 
     def _manage(self, port: int) -> HostProcess:
         flags = ("--join", self.etcd.url, "--bind", f"127.0.0.1:{port}", "--models", str(self.folder / "models"))
-        return self._start("manager", f"m{port}", *flags, *DOORS)
+        return self._start("manager", f"m{port}", *flags, *HEALTH_PORTS)
 
     def _start(self, role: str, node: str, *flags: str) -> HostProcess:
         folder = self.folder / node
@@ -149,7 +149,7 @@ def test_a_follower_refuses_writes_and_names_the_leader(cluster: ManagedCluster)
     assert cluster.infer(1.0) == 2.0
 
 
-def test_another_leads_when_the_leader_is_killed(cluster: ManagedCluster) -> None:
+def test_another_manager_leads_after_the_leader_is_killed(cluster: ManagedCluster) -> None:
     cluster.write("before")
     leader, epoch = cluster.leader(), cluster.epoch()
     files, manifest = uploaded(cluster.folder / "uploads")
@@ -167,7 +167,7 @@ def test_another_leads_when_the_leader_is_killed(cluster: ManagedCluster) -> Non
 
 
 def uploaded(folder: Path) -> tuple[dict[str, Path], Manifest]:
-    """Files by their SHA-256, and what they are."""
+    """Return the files by their SHA-256, and their manifest."""
     write_factor(folder, "factor3", 3.0)
     (folder / "factor3" / "1" / "large.bin").write_bytes(secrets.token_bytes(3 * CHUNK_BYTES))
     names = ("model.yaml", "1/model.onnx", "1/large.bin")
@@ -176,7 +176,7 @@ def uploaded(folder: Path) -> tuple[dict[str, Path], Manifest]:
 
 
 async def send_some(address: str, manifest: Manifest, files: dict[str, Path]) -> None:
-    """Of each file a piece at most: so one is not whole."""
+    """Send at most a piece of each file, so that one is incomplete."""
     async with grpc.aio.insecure_channel(address) as channel:
         registry = ModelRegistryStub(channel)
         begun = await registry.Begin(registry_pb2.BeginUpload(manifest=manifest.encoded), timeout=20)
@@ -190,12 +190,12 @@ async def send_some(address: str, manifest: Manifest, files: dict[str, Path]) ->
 
 
 async def push_and_deploy(cluster: ManagedCluster, dead: str, manifest: Manifest, files: dict[str, Path]) -> None:
-    """The registry of those that are left: what was whole is there, the version comes, serves, and stays meanwhile."""
+    """Check that the registry survives a manager: complete files stay, and a pushed version can be deployed."""
     managers = [dead, *(address for address in cluster.managers if address != dead)]
     sent: list[int] = []
     async with RegistryClient(",".join(managers)) as client:
         made = await client.push(manifest, files, on_progress=sent.append)
-        assert 0 < sent[0] < CHUNK_BYTES, "of the large file nothing was there, and all of the others"
+        assert 0 < sent[0] < CHUNK_BYTES, "the large file is sent again, and no other file"
         await client.set_alias("factor3", "stable", "1")
         with ClusterClient(managers, 30.0) as asking:
             spec = cluster_pb2.BlockSpec(model="factor3", version="1", source="registry")
@@ -212,7 +212,7 @@ async def push_and_deploy(cluster: ManagedCluster, dead: str, manifest: Manifest
     assert pulled == set(files)
 
 
-def test_a_leader_that_was_stopped_is_deposed(cluster: ManagedCluster) -> None:
+def test_a_suspended_leader_is_deposed(cluster: ManagedCluster) -> None:
     leader, epoch = cluster.leader(), cluster.epoch()
     stopped = cluster.managers[leader]
     stopped.signal(signal.SIGSTOP)
@@ -221,7 +221,7 @@ def test_a_leader_that_was_stopped_is_deposed(cluster: ManagedCluster) -> None:
         assert cluster.leader(after=epoch) != leader
     finally:
         stopped.signal(signal.SIGCONT)
-    eventually(lambda: stopped.lines("reign_ended"), "it knows that it leads no more", WAIT_S)
+    eventually(lambda: stopped.lines("term_ended"), "it knows that it leads no more", WAIT_S)
     assert not cluster.ask(leader).is_leader
     with grpc.insecure_channel(leader) as channel:
         answer = ManagerStub(channel).Unload(pb.UnloadRequest(model="factor"), timeout=20)
@@ -239,7 +239,7 @@ def test_a_leader_that_was_stopped_is_deposed(cluster: ManagedCluster) -> None:
     assert cluster.infer(3.0) == 6.0
 
 
-def test_an_etcd_node_goes(cluster: ManagedCluster) -> None:
+def test_the_cluster_survives_the_loss_of_an_etcd_node(cluster: ManagedCluster) -> None:
     for node in cluster.etcd.nodes:
         node.kill()
         cluster.write(f"without {node.name}")

@@ -1,4 +1,4 @@
-"""A cluster whose roles and callers know each other by certificates: a manager, a gateway and a worker."""
+"""A cluster that authenticates roles and callers by certificates: a manager, a gateway and a worker."""
 
 import asyncio
 import json
@@ -16,22 +16,22 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from benchmarks.waiting import eventually
-from penstock.experiments.processes import Running
+from penstock.experiments.processes import ChildProcess
 from penstock.pb.inference import grpc_service_pb2 as oip
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1 import cluster_pb2
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.pb.v1.cluster_pb2_grpc import ClusterStub
-from penstock.wire import frames
-from penstock.wire.endpoints import split_key
+from penstock.wire import job_messages
 from penstock.wire.sockets import DealerSocket
+from penstock.wire.zmq_endpoints import split_key
 from tests.servers import answered, floats, floats_json, log_lines, write_factor, write_identity
 from tests.tls import TestAuthority
 
 WAIT_S = 60.0
 ROLES = {"manager-1": ["join"], "gateway-1": ["join"], "worker-*": ["join"]}
 CALLERS = {"alice@example.com": ["inference"], "ops@example.com": ["admin"]}
-NOBODY = "mallory@example.com"  # whose certificate is good, and stands for nobody
+NOBODY = "mallory@example.com"  # whose certificate is valid, but has no principal
 Code: Any = grpc.StatusCode
 
 
@@ -49,14 +49,15 @@ class SecuredCluster:
         models = folder / "models"
         write_factor(models, "factor", 2.0)
         write_identity(models, "bytes", "BYTES")
-        told = self._start("manager", "managing", "--models", str(models), "--bind", "127.0.0.1:0")
+        told = self._start("manager", "manager_started", "--models", str(models), "--bind", "127.0.0.1:0")
         self.manager = told["address"]
-        self.registry = log_line(folder / "manager.log", "registry_door")["http"]
-        self.health = log_line(folder / "manager.log", "health_door")
+        self.manager_log = folder / "manager.log"
+        self.registry = log_line(folder / "manager.log", "registry_listening")["http"]
+        self.health = log_line(folder / "manager.log", "health_listening")
         self._start("worker", "", "--join", self.manager)
         ports = ("--http-port", "0", "--grpc-port", "0", "--bind", "127.0.0.1:0")
-        door = self._start("gateway", "serving", "--join", self.manager, *ports)
-        self.http, self.grpc, self.workers_door = door["http"], door["grpc"], door["workers_door"]
+        endpoint = self._start("gateway", "gateway_started", "--join", self.manager, *ports)
+        self.http, self.grpc, self.workers_endpoint = endpoint["http"], endpoint["grpc"], endpoint["workers_endpoint"]
         eventually(lambda: self.is_ready(), "the gateway is ready", WAIT_S)
 
     def _start(self, role: str, event: str, *flags: str) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class SecuredCluster:
         command += ["--data-dir", str(self._folder / role)]
         if role != "gateway":
             command += ["--health-port", "0", "--health-grpc-port", "0"]
-        self._stack.enter_context(Running(command, log))
+        self._stack.enter_context(ChildProcess(command, log))
         return log_line(log, event) if event else {}
 
     def is_ready(self) -> bool:
@@ -85,7 +86,7 @@ def log_line(log: Path, event: str) -> dict[str, Any]:
     def found() -> list[dict[str, Any]]:
         return [line for line in log_lines(log) if line.get("event") == event]
 
-    eventually(lambda: bool(found()), f"{log} tells '{event}'", WAIT_S)
+    eventually(lambda: bool(found()), f"{log} contains '{event}'", WAIT_S)
     return found()[0]
 
 
@@ -97,7 +98,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
 
 
 def asked(cluster: SecuredCluster, name: str) -> Any:
-    """How a gateway answers this caller, over gRPC."""
+    """Return a gateway's answer to this caller over gRPC."""
     with cluster.channel(cluster.grpc, name) as channel:
         try:
             response = GRPCInferenceServiceStub(channel).ModelInfer(floats("factor", 3.0), timeout=WAIT_S)
@@ -107,18 +108,18 @@ def asked(cluster: SecuredCluster, name: str) -> Any:
         return Code.OK
 
 
-def managed(cluster: SecuredCluster, name: str) -> Any:
-    """And a manager, whom it asks for something that operators do."""
+def managed(cluster: SecuredCluster, name: str, *metadata: tuple[str, str]) -> Any:
+    """Return a manager's answer to an operator's request of this caller."""
     with cluster.channel(cluster.manager, name) as channel:
         try:
-            request = cluster_pb2.DrainWorkerRequest(worker_id="here.worker-0", is_draining=False)
-            ClusterStub(channel).DrainWorker(request, timeout=WAIT_S)
+            request = cluster_pb2.ChangeWorkerRequest(worker_id="here.worker-0", changes='{"is_draining": false}')
+            ClusterStub(channel).ChangeWorker(request, timeout=WAIT_S, metadata=metadata)
         except grpc.RpcError as error:
             return error.code()
         return Code.OK
 
 
-def test_a_certificate_is_as_good_as_a_key(cluster: SecuredCluster) -> None:
+def test_a_certificate_works_like_a_key(cluster: SecuredCluster) -> None:
     assert asked(cluster, "alice@example.com") is Code.OK
     assert asked(cluster, "ops@example.com") is Code.OK
     assert asked(cluster, "worker-1") is Code.PERMISSION_DENIED
@@ -128,7 +129,17 @@ def test_a_certificate_is_as_good_as_a_key(cluster: SecuredCluster) -> None:
     assert managed(cluster, NOBODY) is Code.UNAUTHENTICATED
 
 
-def test_over_http_too(cluster: SecuredCluster) -> None:
+def test_no_caller_of_a_managers_edge_can_claim_an_identity(cluster: SecuredCluster) -> None:
+    assert log_line(cluster.manager_log, "process_started")["process"] == "manager-edge"
+    operator = (cluster.authority.folder / "ops@example.com.pem").read_text().replace("\n", "%0A").replace(" ", "%20")
+    forged = (("x-penstock-certificate", operator), ("x-penstock-client", "127.0.0.1:1"))
+    assert managed(cluster, NOBODY, *forged) is Code.UNAUTHENTICATED
+    assert managed(cluster, "alice@example.com", *forged) is Code.PERMISSION_DENIED
+    with httpx.Client(verify=cluster.authority.context(NOBODY), timeout=WAIT_S) as client:
+        assert client.get(cluster.registry + "/v1/registry/models", headers=dict(forged)).status_code == 401
+
+
+def test_a_certificate_works_over_http(cluster: SecuredCluster) -> None:
     found = {}
     for name in ("alice@example.com", "ops@example.com", "worker-1", NOBODY):
         with cluster.client(name) as client:
@@ -143,7 +154,7 @@ def test_over_http_too(cluster: SecuredCluster) -> None:
     }
 
 
-async def test_over_websockets_too(cluster: SecuredCluster) -> None:
+async def test_a_certificate_works_over_websockets(cluster: SecuredCluster) -> None:
     url = cluster.http.replace("https", "wss") + "/v2/models/bytes/stream?input=x&output=y"
     async with asyncio.timeout(WAIT_S):
         async with connect(url, ssl=cluster.authority.context("alice@example.com"), compression=None) as opened:
@@ -155,7 +166,7 @@ async def test_over_websockets_too(cluster: SecuredCluster) -> None:
             assert refused.value.response.status_code == status
 
 
-def test_whoever_shows_none_or_one_of_another_authority_does_not_come_in(cluster: SecuredCluster) -> None:
+def test_callers_without_a_certificate_of_the_authority_are_refused(cluster: SecuredCluster) -> None:
     assert asked(cluster, "") is Code.UNAVAILABLE
     assert managed(cluster, "") is Code.UNAVAILABLE
     wrong = cluster.authority.context()
@@ -167,7 +178,7 @@ def test_whoever_shows_none_or_one_of_another_authority_does_not_come_in(cluster
                 client.get(f"{url}/v2/health/live")
 
 
-def test_a_manager_s_doors_over_http_know_callers_too(cluster: SecuredCluster) -> None:
+def test_a_managers_http_endpoints_require_a_certificate(cluster: SecuredCluster) -> None:
     found = {}
     for name in ("ops@example.com", "alice@example.com", NOBODY):
         with httpx.Client(verify=cluster.authority.context(name), timeout=WAIT_S) as client:
@@ -186,17 +197,17 @@ def test_health_needs_no_certificate(cluster: SecuredCluster) -> None:
         grpc.channel_ready_future(channel).result(WAIT_S)
 
 
-async def test_a_stranger_s_hello_at_the_workers_door_is_not_answered(cluster: SecuredCluster) -> None:
-    """With the gateway's public key, which is no secret, or without any."""
+async def test_a_strangers_hello_at_the_workers_endpoint_is_not_answered(cluster: SecuredCluster) -> None:
+    """Try with the gateway's public key, which is not secret, and without any."""
     heard: list[object] = []
-    where, key = split_key(cluster.workers_door)
+    where, key = split_key(cluster.workers_endpoint)
     assert len(key) == 64
-    hello = pb.Frame(hello=pb.Hello(protocol=frames.PROTOCOL, worker_id="mallory"))
+    hello = pb.Header(hello=pb.Hello(protocol=job_messages.PROTOCOL, worker_id="mallory"))
     strangers = []
-    for endpoint in (where, cluster.workers_door):
+    for endpoint in (where, cluster.workers_endpoint):
         stranger = DealerSocket(heard.append, b"mallory")
         stranger.connect(endpoint)
-        stranger.send(frames.encode(hello))
+        stranger.send(job_messages.encode(hello))
         strangers.append(stranger)
     await asyncio.sleep(1.0)
     for stranger in strangers:
@@ -206,7 +217,7 @@ async def test_a_stranger_s_hello_at_the_workers_door_is_not_answered(cluster: S
         assert {each["id"] for each in client.get("/v1/status").json()["workers"]} == {"here.worker-0"}
 
 
-def test_a_manager_s_http_doors_know_the_owners_of_certificates(cluster: SecuredCluster) -> None:
+def test_a_managers_http_endpoints_identify_the_owners_of_certificates(cluster: SecuredCluster) -> None:
     found = {}
     for name in ("ops@example.com", "alice@example.com", NOBODY):
         with httpx.Client(verify=cluster.authority.context(name), timeout=WAIT_S) as client:
@@ -215,19 +226,19 @@ def test_a_manager_s_http_doors_know_the_owners_of_certificates(cluster: Secured
     assert found == {"ops@example.com": [200, 200], "alice@example.com": [403, 403], NOBODY: [401, 401]}
 
 
-def test_commands_show_their_certificate(cluster: SecuredCluster, tmp_path: Path) -> None:
+def test_commands_send_their_certificate(cluster: SecuredCluster, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from penstock.cli.main import app
 
     config = tmp_path / "ops.yaml"
     config.write_text(yaml.safe_dump(cluster.authority.settings("ops@example.com")))
-    flags = ["--manager", cluster.manager, "--config", str(config), "--json"]
+    flags = ["--server", cluster.manager, "--config", str(config), "--json"]
     result = CliRunner().invoke(app, ["cluster", "status", *flags])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["is_leader"]
 
 
-def test_a_gateway_s_methods_for_all_are_for_all(cluster: SecuredCluster) -> None:
+def test_public_methods_of_a_gateway_need_no_certificate(cluster: SecuredCluster) -> None:
     with cluster.channel(cluster.grpc, NOBODY) as channel:
         assert GRPCInferenceServiceStub(channel).ServerLive(oip.ServerLiveRequest(), timeout=WAIT_S).live

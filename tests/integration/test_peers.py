@@ -1,4 +1,4 @@
-"""The peers' benchmark for real: Penstock through all of it, and servers that are hard to stop."""
+"""The benchmark of peers end to end: Penstock through all steps, and servers that are hard to stop."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from tests.servers import ROOT
 
 RUN_TIMEOUT_S = 170.0
 TINY = ("--quick", "--scale", "0.1", "--only", "penstock", "--only", "noop", "--callers", "32")
-# Serves, and leaves a process behind in a session of its own that does not mind SIGTERM; its id goes to a file.
+# Serves, and starts a process in its own session that ignores SIGTERM; its id is written to a file.
 DETACHES = """
 import http.server, subprocess, sys
 child = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
@@ -61,11 +61,11 @@ def test_penstock_is_tuned_measured_and_shown(tmp_path: Path) -> None:
     assert shown.strip() == (tmp_path / "peers.md").read_text().strip()
 
     before = read(tmp_path / "peers.json")
-    assert "round 1" not in run(tmp_path, "--resume").stderr, "all of it was done already"
+    assert "round 1" not in run(tmp_path, "--resume").stderr, "the resumed run measures nothing again"
     assert read(tmp_path / "peers.json") == before
 
 
-def test_a_server_is_stopped_with_what_it_detached(tmp_path: Path) -> None:
+def test_a_server_is_stopped_with_its_detached_processes(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     launch = Launch((sys.executable, "-c", DETACHES, str(port)), {}, {}, f"http://127.0.0.1:{port}/")
     with Server(launch, tmp_path) as server:
@@ -73,11 +73,11 @@ def test_a_server_is_stopped_with_what_it_detached(tmp_path: Path) -> None:
         own = psutil.Process().memory_info().rss
         assert 2_000_000 < server.usage().memory_bytes < own * 10
         assert server.usage().cpu_s > 0
-    gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # nobody may be there to reap it
+    gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # possibly no process reaps it
     eventually(lambda: not child.is_running() or child.status() in gone, "the detached process ended")
 
 
-def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
+def test_a_server_that_ends_reports_the_reason(tmp_path: Path) -> None:
     launch = Launch((sys.executable, "-c", "raise SystemExit('no such model')"), {}, {}, "http://127.0.0.1:9/")
     with pytest.raises(StartFailed, match="exit status 1 before it was ready: no such model"), Server(launch, tmp_path):
         pass

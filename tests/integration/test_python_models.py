@@ -1,4 +1,4 @@
-"""Python models that misbehave in a real server: no other model notices, and each is reported with its own words."""
+"""Misbehaving Python models in a real server: other models are unaffected, and errors name the cause."""
 
 import os
 import re
@@ -33,18 +33,18 @@ python:
   inputs: [{name: X, datatype: FP32, shape: [-1]}]
   outputs: [{name: Y, datatype: FP32, shape: [-1]}, {name: PID, datatype: INT64, shape: [1]}]
 """
-# Of these the caller reads that they took too long; no other may, however busy the machine is.
+# The caller may be told that these took too long; no other may, however busy the machine is.
 TOO_LONG = {"hang", "spin"}
 
-# What a model does, and what its caller reads.
+# The behaviour of a model, and the error that its caller gets.
 ENDED = "the model's process ended while it ran this request: "
 FAULTS = {
-    "miss": "infer gave no output 'Y'",
-    "add": "infer gave an output 'Z'",
+    "miss": "infer returned no output 'Y'",
+    "add": "infer returned an output 'Z'",
     "widen": "output 'Y' is FP64; python.outputs says FP32",
     "reshape": r"output 'Y' has shape \[1, 2\]",
     "give_list": "output 'Y' is a list",
-    "give_nothing": "infer gave a NoneType",
+    "give_nothing": "infer returned a NoneType",
     "raise": "the model failed: ValueError: the moon is not full",
     "hook": "the model failed: ValueError: the moon is not full",
     "raise_at_length": "the model failed: ValueError: 水+",
@@ -52,7 +52,7 @@ FAULTS = {
     "recurse": "the model failed: RecursionError",
     "exit": f"{ENDED}exit code 3",
     "leave": f"{ENDED}exit code 4",
-    "leave_a_thread": f"{ENDED}it has closed its socket",
+    "leave_a_thread": f"{ENDED}the process has closed its socket",
     "exit_in_thread": f"{ENDED}exit code 8",
     "segfault": f"{ENDED}signal 11, SIGSEGV",
     "abort": f"{ENDED}signal 6, SIGABRT",
@@ -60,15 +60,15 @@ FAULTS = {
     "hang": "did not answer within 5 s; its process was ended",
     "spin": "did not answer within 5 s; its process was ended",
     "close_everything": f"{ENDED}exit code 1",
-    "lose_socket": f"{ENDED}it has closed its socket",
-    "talk_nonsense": f"{ENDED}it sent what is no message",
-    "hoard": r"the model ran out of memory \(256 MiB: python.memory_mb",
-    "hoard_arrays": r"the model ran out of memory \(256 MiB: python.memory_mb",
-    "abort_in_library": f"{ENDED}signal 6, SIGABRT, and it may have 256 MiB ",
-    "share": f"{ENDED}its memory came to .* and it may have 256 MiB ",
-    "breed": f"{ENDED}its memory came to .* and it may have 256 MiB ",
+    "lose_socket": f"{ENDED}the process has closed its socket",
+    "talk_nonsense": f"{ENDED}the process sent an invalid message",
+    "hoard": r"the model ran out of memory \(256 MiB: raise python.memory_mb",
+    "hoard_arrays": r"the model ran out of memory \(256 MiB: raise python.memory_mb",
+    "abort_in_library": f"{ENDED}signal 6, SIGABRT, with a limit of 256 MiB ",
+    "share": f"{ENDED}its memory reached .* with a limit of 256 MiB ",
+    "breed": f"{ENDED}its memory reached .* with a limit of 256 MiB ",
 }
-# Of those, what the log says where it was.
+# For some of them, the log names the place.
 WHERE = {
     "raise",
     "hook",
@@ -82,9 +82,9 @@ WHERE = {
     "hoard",
     "share",
 }
-# What they do and answer all the same.
+# Behaviour that still gives an answer.
 HARMLESS = ["print", "print_garbage", "print_much", "close_standard", "fork_and_return", "fork_and_raise"]
-# What cannot be loaded.
+# Models that cannot be loaded.
 BROKEN = {
     "raises": ("raise RuntimeError('no weights here')", "RuntimeError: no weights here"),
     "lacks": ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
@@ -95,7 +95,7 @@ BROKEN = {
 
 @dataclass
 class Load:
-    """Asks the neighbour again and again, and notes what is not as it should be."""
+    """Sends requests to the neighbour repeatedly, and records wrong answers."""
 
     address: str
     answered: int = 0
@@ -139,7 +139,7 @@ def write_python(folder: Path, source: str) -> None:
 
 @pytest.fixture(autouse=True)
 def load(server: ServerProcess) -> Iterator[Load]:
-    """Under every test: none of it may be felt."""
+    """Run under every test, and fail if the neighbour is affected."""
     load = Load(server.grpc)
     threads = [threading.Thread(target=load.run) for _ in range(2)]
     workers = [worker["pid"] for worker in server.status()["workers"]]
@@ -170,12 +170,12 @@ def answers_again(client: Client, model: str) -> bool:
     try:
         return ask(client, model) == [2, 4]
     except EngineFailed as error:
-        if "is being started again; nothing was run" in error.message:
+        if "is being restarted; the request did not run" in error.message:
             return False
         raise
 
 
-def test_faults_are_reported_and_harm_nobody(client: Client, server: ServerProcess) -> None:
+def test_faults_are_reported_and_affect_no_other_model(client: Client, server: ServerProcess) -> None:
     def fail(name: str) -> str:
         with pytest.raises(PenstockError) as raised:
             ask(client, name, name)
@@ -191,7 +191,7 @@ def test_faults_are_reported_and_harm_nobody(client: Client, server: ServerProce
     assert {name for name in WHERE if any(f" in do_{name}\n" in said for said in logged)} == WHERE
 
 
-def test_what_a_model_may_do_is_answered(client: Client, server: ServerProcess) -> None:
+def test_allowed_results_of_a_model_are_answered(client: Client, server: ServerProcess) -> None:
     for name in HARMLESS:
         for _ in range(3):
             assert ask(client, name, name) == [2, 4], name
@@ -200,7 +200,7 @@ def test_what_a_model_may_do_is_answered(client: Client, server: ServerProcess) 
     assert not [line for line in log_lines(server.log) if line["event"] == "not ours"]
 
 
-def test_a_leak_costs_its_own_model_a_request_now_and_then(client: Client, server: ServerProcess) -> None:
+def test_a_leak_affects_only_its_own_model(client: Client, server: ServerProcess) -> None:
     failures = []
     for _ in range(60):
         try:
@@ -212,21 +212,19 @@ def test_a_leak_costs_its_own_model_a_request_now_and_then(client: Client, serve
     ended = [
         line for line in log_lines(server.log) if line["event"] == "model_process_ended" and line["model"] == "leak"
     ]
-    assert ended[0]["reason"] == "it ran out of memory, and it may have 256 MiB (python.memory_mb)"
+    assert ended[0]["reason"] == "it ran out of memory, with a limit of 256 MiB (python.memory_mb)"
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_model_that_cannot_be_loaded_says_why(client: Client, name: str) -> None:
+def test_a_model_that_cannot_be_loaded_shows_the_reason(client: Client, name: str) -> None:
     with pytest.raises(ModelNotReady) as raised:
         ask(client, name)
     assert BROKEN[name][1] in raised.value.message
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(
-    server: ServerProcess, tmp_path: Path, is_killed: bool
-) -> None:
-    """When its server ends, or its worker is killed."""
+def test_child_processes_of_a_hanging_model_are_killed(server: ServerProcess, tmp_path: Path, is_killed: bool) -> None:
+    """Either when its server ends or when its worker is killed."""
     name = "fork_and_hang"
     write_python(tmp_path / "models" / name, (ROOT / "tests/data/python_models/misbehaving.py").read_text())
     drain = {"PENSTOCK_DATA_PLANE__DRAIN_S": "0.1"}
@@ -248,4 +246,4 @@ def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(
 
 def hosts(server: ServerProcess) -> list[psutil.Process]:
     found = server.family()
-    return [process for process in found if "penstock.engines.python.host" in process.cmdline()]
+    return [process for process in found if "penstock.engines.python.python_host" in process.cmdline()]

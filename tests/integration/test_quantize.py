@@ -1,4 +1,4 @@
-"""`penstock model quantize` on the models that ship: its report recomputed, and both versions served side by side."""
+"""`penstock model quantize` on the packaged models: its report is recomputed, and both versions serve together."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
 from penstock.client import Client
 from penstock.core.tensors import TensorSpec, unpack_bytes
-from penstock.models.convert.samples import collect
+from penstock.models.convert.calibration_samples import collect
 from penstock.models.folder import read_model_folder
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import passages, queries
@@ -86,13 +86,13 @@ class TakesTexts:
 
 
 def held_out(repository: Path) -> list[list[str]]:
-    """Queries and passages."""
+    """Return held-out queries and passages."""
     samples = collect("embed", TakesTexts(), repository.parent / "texts.txt")  # type: ignore[arg-type]
     return [[unpack_bytes(request.inputs[0])[0].decode() for request in group] for group in samples.held_out]
 
 
 def bare_vectors(folder: Path, texts: list[str]) -> np.ndarray:
-    """ONNX Runtime and the tokenizer alone, one text at a time."""
+    """Use ONNX Runtime and the tokenizer alone, one text at a time."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(256)
     tokenizer.no_padding()
@@ -107,14 +107,14 @@ def bare_vectors(folder: Path, texts: list[str]) -> np.ndarray:
     return np.stack(rows)
 
 
-def test_the_reports_numbers_are_those_of_the_bare_runtime(repository: Path, minilm: dict[str, Any]) -> None:
+def test_the_report_equals_a_measurement_with_the_bare_runtime(repository: Path, minilm: dict[str, Any]) -> None:
     asked, ranked = held_out(repository)
     assert minilm["samples"]["held_out"] == len(asked) + len(ranked) == minilm["accuracy"]["samples"]
     both = [bare_vectors(repository / "minilm" / version, [*asked, *ranked]) for version in ("1", "2")]
     one, other = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in both)
     cosine = np.sum(one * other, axis=1)
     said = minilm["accuracy"]["details"]
-    # A fused or an unfused sum before a rounding changes a byte here and there.
+    # Fusing a sum before a rounding changes a byte here and there.
     assert said["cosine"]["mean"] == pytest.approx(cosine.mean(), abs=1e-3)
     assert said["cosine"]["min"] == pytest.approx(cosine.min(), abs=5e-3)
     assert said["cosine"]["p50"] == pytest.approx(np.percentile(cosine, 50), abs=2e-3)
@@ -132,7 +132,7 @@ def test_the_reports_numbers_are_those_of_the_bare_runtime(repository: Path, min
     assert (said["ranks"]["queries"], said["ranks"]["passages"]) == (count, len(ranked))
 
 
-def test_the_size_is_that_of_the_files(repository: Path, minilm: dict[str, Any]) -> None:
+def test_the_reported_size_is_that_of_the_files(repository: Path, minilm: dict[str, Any]) -> None:
     sizes = [(repository / "minilm" / version / "model.onnx").stat().st_size for version in ("1", "2")]
     assert minilm["original"]["size_bytes"] == sizes[0]
     assert minilm["size"] == {"bytes": sizes[1], "of_original": round(sizes[1] / sizes[0], 4)}
@@ -145,14 +145,14 @@ def test_both_versions_are_served_side_by_side(server: ServerProcess, repository
         rows = [client.infer("minilm", {"text": text}, version=version)["embedding"][0] for version in ("1", "2", "")]
     cosine = [float(rows[0] @ row / np.linalg.norm(rows[0]) / np.linalg.norm(row)) for row in rows]
     assert 0.97 < cosine[1] < 0.99999
-    assert np.array_equal(rows[2], rows[1])  # the newest where none is named
+    assert np.array_equal(rows[2], rows[1])  # the newest version if none is named
     for model, version, precision in (("minilm", 1, "fp32"), ("minilm", 2, "int8"), ("srcnn", 2, "int8")):
         config = httpx.get(f"{server.http_url}/v2/models/{model}/versions/{version}/config", timeout=30).json()
         assert config["parameters"]["precision"]["string_value"] == precision
 
 
-def test_psnr_is_that_of_the_served_images(server: ServerProcess, srcnn: dict[str, Any]) -> None:
-    """Of halves of the photographs, every other one."""
+def test_the_reported_psnr_is_that_of_the_served_images(server: ServerProcess, srcnn: dict[str, Any]) -> None:
+    """Use halves of the photographs, every other one."""
     halves = []
     for photo in photos():
         image = Image.open(io.BytesIO(photo)).convert("RGB")
@@ -174,7 +174,7 @@ def test_psnr_is_that_of_the_served_images(server: ServerProcess, srcnn: dict[st
     assert said["mean"] >= 40
 
 
-def test_a_killed_command_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+def test_a_killed_command_leaves_the_model_unchanged(tmp_path: Path) -> None:
     folder = add_model(tmp_path, "minilm")
     process = subprocess.Popen(command(str(folder), "--method", "dynamic"), stderr=subprocess.PIPE)
     eventually(lambda: list(folder.glob(".quantize-*/.work")), "it works", 60)

@@ -1,4 +1,4 @@
-"""Levels and queue timeouts of a real server: requests wait on the worker and in the gateway, and both know them."""
+"""Priorities and queue timeouts of a real server, for requests that wait on the worker and in the gateway."""
 
 import asyncio
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ async def line(server: ServerProcess) -> Any:
         await made.answers()
 
 
-async def test_a_high_level_overtakes_what_waits_in_the_gateway_and_on_the_worker(line: Line) -> None:
+async def test_a_high_priority_overtakes_requests_in_the_gateway_and_on_the_worker(line: Line) -> None:
     for name in ("on the worker", "low", "lower"):
         await line.send(name, priority=2)
     await line.send("high", priority=1)
@@ -92,7 +92,7 @@ async def test_a_queue_timeout_rejects_on_the_worker_and_in_the_gateway(line: Li
     for name in ("on the worker", "in the gateway"):
         assert (answers[name].status_code, answers[name].headers["penstock-code"]) == (503, "queue_timeout")
     assert answers["patient"].status_code == 200
-    assert line.order[-2:] == ["running", "patient"]  # nobody waited for the model to learn of it
+    assert line.order[-2:] == ["running", "patient"]  # no caller waited for the model
     eventually(
         lambda: line.server.metric("penstock_failures_total", model="slow", code="queue_timeout") >= 1,
         "the worker's own timeout is counted",
@@ -108,7 +108,7 @@ async def test_a_delaying_level_serves_the_delayed_last(line: Line) -> None:
     assert line.order == ["running", "on the worker", "after", "delayed"]
 
 
-async def test_a_level_has_a_bound_of_its_own(line: Line) -> None:
+async def test_each_priority_level_has_its_own_limit(line: Line) -> None:
     await line.send("on the worker")
     for n in range(4):
         await line.send(f"level 2, {n}")

@@ -1,4 +1,4 @@
-"""Scores, ranks and labels of a real server, through every door: REST, gRPC, WebSocket, clients and commands."""
+"""Scores, ranks and labels of a real server, through every endpoint: REST, gRPC, WebSocket, clients and commands."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ QUERY = texts.queries()[3]
 DOCUMENTS = [*texts.passages()[:20], *texts.queries()[:10]]
 SCORERS = ["encoder", "pairs"]
 COLORS = {"red": (250, 10, 10), "green": (10, 250, 10), "blue": (10, 10, 250)}
-# FP32: then a text has the same vector in any batch, and a rank is a rank.
+# FP32: a text has the same vector in any batch, so ranks are reproducible.
 SETTINGS = "engine: onnx\nprecision: fp32\n"
 
 
@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def write_classifier(models: Path, name: str, shape: list[Any], options: str) -> None:
-    """The mean of each of three channels is the score of a colour."""
+    """Write a classifier whose scores are the means of three colour channels."""
     graph = helper.make_graph(
         [
             helper.make_node("GlobalAveragePool", ["pixels"], ["means"]),
@@ -64,7 +64,7 @@ def write_classifier(models: Path, name: str, shape: list[Any], options: str) ->
 
 @pytest.fixture(scope="module")
 def expected(server: ServerProcess) -> Array:
-    """The cosines by numpy, of vectors that were made one at a time."""
+    """Return the cosines that numpy computes of vectors that were embedded one at a time."""
     with Client(server.grpc) as client:
         query, *documents = (client.embed([text], "encoder")[0] for text in [QUERY, *DOCUMENTS])
     vectors = np.array(documents)
@@ -98,12 +98,12 @@ def test_the_order_over_rest_is_that_of_the_cosines(server: ServerProcess, expec
     assert [result["document"]["text"] for result in few] == [DOCUMENTS[i] for i in np.argsort(-expected)[:3]]
 
 
-def test_without_a_name_the_scorer_is_taken(server: ServerProcess) -> None:
+def test_without_a_name_the_scorer_is_used(server: ServerProcess) -> None:
     assert rerank(server, documents=["a"])["model"] == "pairs"
 
 
 @pytest.mark.parametrize("model", SCORERS)
-async def test_both_clients_give_the_same(server: ServerProcess, expected: Array, model: str) -> None:
+async def test_both_clients_give_the_same_ranks(server: ServerProcess, expected: Array, model: str) -> None:
     with Client(server.grpc) as client:
         np.testing.assert_allclose(client.score(QUERY, DOCUMENTS, model), expected, atol=1e-4)
         # One query for each passage.
@@ -113,7 +113,7 @@ async def test_both_clients_give_the_same(server: ServerProcess, expected: Array
         assert len(await client.rerank(QUERY, DOCUMENTS, 4, model)) == 4
 
 
-# --- pairs through the other doors
+# --- pairs over the other endpoints
 
 
 def infer(server: ServerProcess, **request: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def infer(server: ServerProcess, **request: Any) -> dict[str, Any]:
     return found
 
 
-def test_plain_values_over_rest(server: ServerProcess, expected: Array) -> None:
+def test_pairs_are_scored_with_plain_values_over_rest(server: ServerProcess, expected: Array) -> None:
     inputs = {"query": QUERY, "passage": DOCUMENTS}
     found = infer(server, json={"model": "pairs", "inputs": inputs})
     np.testing.assert_allclose(np.ravel(found["outputs"]["score"]), expected, atol=1e-4)
@@ -135,7 +135,7 @@ def test_plain_values_over_rest(server: ServerProcess, expected: Array) -> None:
     np.testing.assert_allclose(np.ravel(found["outputs"]["score"]), expected[:3], atol=1e-4)
 
 
-def test_pairs_over_a_websocket(server: ServerProcess, expected: Array) -> None:
+def test_pairs_are_scored_over_a_websocket(server: ServerProcess, expected: Array) -> None:
     inputs = [
         {"name": "query", "datatype": "BYTES", "shape": [1], "data": [QUERY]},
         {"name": "passage", "datatype": "BYTES", "shape": [2, 1], "data": DOCUMENTS[:2]},
@@ -148,7 +148,7 @@ def test_pairs_over_a_websocket(server: ServerProcess, expected: Array) -> None:
     assert found["outputs"][0]["shape"] == [2, 1]
 
 
-# --- what cannot be
+# --- refusals
 
 
 def refusal(server: ServerProcess, **body: Any) -> tuple[int, str, str]:
@@ -159,19 +159,19 @@ def refusal(server: ServerProcess, **body: Any) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("model", SCORERS)
-def test_reranks_that_cannot_be(server: ServerProcess, model: str) -> None:
+def test_invalid_reranks_are_refused(server: ServerProcess, model: str) -> None:
     assert refusal(server, model=model, documents=[])[:2] == (400, "invalid_request")
     assert refusal(server, model=model, query="")[:2] == (400, "invalid_request")
     assert refusal(server, model=model, documents=["a", {"title": "b"}])[:2] == (400, "invalid_request")
     status, code, message = refusal(server, model=model, documents=["a"] * 5000)
     assert (status, code) == (429, "request_too_large")
     assert "limits.max_rows" in message
-    assert "such models: pairs, encoder" in refusal(server, model="colors")[2]
+    assert "ready models for it: pairs, encoder" in refusal(server, model="colors")[2]
     assert refusal(server, model="nobody")[:2] == (404, "unknown_model")
     assert rerank(server, model=model, documents=["", " ", "\0", "a"])["results"]
 
 
-def test_a_deadline_is_kept(server: ServerProcess) -> None:
+def test_a_deadline_ends_a_rerank(server: ServerProcess) -> None:
     asked = {"model": "pairs", "query": QUERY, "documents": texts.passages()}
     headers = {"x-request-timeout-ms": "50"}
     answer = httpx.post(f"{server.http_url}/v1/rerank", json=asked, headers=headers, timeout=60)
@@ -182,11 +182,11 @@ def block(server: ServerProcess) -> str:
     return next(str(found["block_id"]) for found in server.status()["blocks"] if found["model"] == "encoder")
 
 
-def test_a_client_that_leaves_takes_its_rerank_along(server: ServerProcess) -> None:
+def test_a_disconnect_cancels_the_rerank(server: ServerProcess) -> None:
     body = json.dumps({"model": "encoder", "query": QUERY, "documents": texts.passages()}).encode()
     head = f"POST /v1/rerank HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    with socket.create_connection(("127.0.0.1", server.http_port)) as door:
-        door.sendall(head + body)
+    with socket.create_connection(("127.0.0.1", server.http_port)) as endpoint:
+        endpoint.sendall(head + body)
         eventually(lambda: sum(server.status()["queues"][block(server)].values()), "the request is inside")
     eventually(
         lambda: server.metric("penstock_requests", model="encoder", protocol="rest", code="cancelled") == 1,
@@ -194,7 +194,7 @@ def test_a_client_that_leaves_takes_its_rerank_along(server: ServerProcess) -> N
     )
 
 
-def test_pairs_that_cannot_be(server: ServerProcess) -> None:
+def test_invalid_pairs_are_refused(server: ServerProcess) -> None:
     with Client(server.grpc) as client:
         two, three = (np.array(["a"] * count, dtype=object) for count in (2, 3))
         with pytest.raises(InvalidTensor, match="2 queries for 3 passages"):
@@ -205,7 +205,7 @@ def test_pairs_that_cannot_be(server: ServerProcess) -> None:
             client.infer("pairs", {"query": np.array([b"\xff"], dtype=object), "passage": two})
         with pytest.raises(RequestTooLarge, match=r"limits\.max_rows"):
             client.score("a", ["b"] * 5000, "pairs")
-        with pytest.raises(InvalidRequest, match="does 'classify'"):
+        with pytest.raises(InvalidRequest, match="has the task 'classify'"):
             client.rerank("a", ["b"], model="colors")
 
 
@@ -218,26 +218,26 @@ def picture(color: str) -> bytes:
     return kept.getvalue()
 
 
-async def test_labels_of_images_and_arrays(server: ServerProcess) -> None:
+async def test_images_and_arrays_are_labelled(server: ServerProcess) -> None:
     images = [picture(color) for color in COLORS]
     array = np.eye(3).reshape(3, 3, 1, 1)
     async with AsyncClient(server.grpc) as client:
         by_images = await client.classify(images, "colors")
         by_array = await client.classify(array, "numbers", top_k=3)
     assert [row[0][0] for row in by_images] == list(COLORS)
-    assert {len(row) for row in by_images} == {2}  # as the model's own settings say
+    assert {len(row) for row in by_images} == {2}  # as in the model's settings
     assert by_images[0][0][1] > by_images[0][1][1]
     assert [row[0][0] for row in by_array] == list(COLORS)
     assert all(sum(score for _, score in row) == pytest.approx(1) for row in by_array)
 
 
-def test_classifications_that_cannot_be(server: ServerProcess) -> None:
+def test_invalid_classifications_are_refused(server: ServerProcess) -> None:
     with Client(server.grpc) as client:
         with pytest.raises(InvalidImage):
             client.classify([b"no image"], "colors")
         with pytest.raises(InvalidTensor):
             client.classify(["a text"], "colors")
-        with pytest.raises(InvalidRequest, match="no array alone"):
+        with pytest.raises(InvalidRequest, match="one array is not enough"):
             client.classify(np.zeros((1, 3, 8, 8)), "colors")
         with pytest.raises(InvalidRequest, match="top_k"):
             client.classify([picture("red")], "colors", top_k=4)
@@ -247,12 +247,12 @@ def test_classifications_that_cannot_be(server: ServerProcess) -> None:
 
 
 def run(server: ServerProcess, *arguments: str, stdin: str = "", code: int = 0) -> str:
-    done = CliRunner().invoke(cli.app, [*arguments, "--grpc", server.grpc], input=stdin)
+    done = CliRunner().invoke(cli.app, [*arguments, "--server", server.grpc], input=stdin)
     assert done.exit_code == code, done.output
     return done.stdout
 
 
-def test_rerank_from_arguments_a_file_and_stdin(server: ServerProcess, expected: Array, tmp_path: Path) -> None:
+def test_rerank_reads_arguments_a_file_and_stdin(server: ServerProcess, expected: Array, tmp_path: Path) -> None:
     by_stdin = run(server, "rerank", QUERY, "--model", "pairs", "--json", stdin="\n".join(DOCUMENTS))
     results = json.loads(by_stdin)["results"]
     check_ranks([(result["index"], result["score"]) for result in results], expected)
@@ -267,20 +267,20 @@ def test_rerank_from_arguments_a_file_and_stdin(server: ServerProcess, expected:
     assert [int(line.split()[1]) for line in shown] == np.argsort(-expected[:2]).tolist()
 
 
-def test_classify_files_and_arrays(server: ServerProcess, tmp_path: Path) -> None:
+def test_classify_reads_files_and_arrays(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "red.png").write_bytes(picture("red"))
     (tmp_path / "text.png").write_text("no image")
     np.save(tmp_path / "rows.npy", np.eye(3)[:2].reshape(2, 3, 1, 1))
     files = [str(tmp_path / name) for name in ("red.png", "text.png", "missing.png")]
     found = json.loads(run(server, "classify", *files, "--model", "colors", "--top-k", "1", "--json", code=2))
     assert [label["label"] for label in found[0]["labels"]] == ["red"]
-    assert "not a JPEG or PNG" in found[1]["problem"]
+    assert "is not a JPEG or PNG" in found[1]["problem"]
     assert found[2]["problem"] == f"{files[2]}: cannot be read: No such file or directory"
     rows = run(server, "classify", str(tmp_path / "rows.npy"), "--model", "numbers").splitlines()
     assert [line.split(": ")[1].split()[0] for line in rows] == ["red", "green"]
 
 
-def test_infer_with_pairs(server: ServerProcess, expected: Array) -> None:
+def test_infer_scores_pairs(server: ServerProcess, expected: Array) -> None:
     pairs = ("--input", f"query={QUERY}", "--input", f"passage={json.dumps(DOCUMENTS[:3])}")
     (output,) = json.loads(run(server, "infer", "pairs", *pairs, "--json"))
     np.testing.assert_allclose(output["data"], expected[:3], atol=1e-4)

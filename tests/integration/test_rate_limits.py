@@ -16,7 +16,7 @@ from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import ROOT, floats, floats_json, log_lines, write_identity
 
 WAIT_S = 90.0
-# So slow that nothing is made good while the tests run.
+# So slow that no tokens return while the tests run.
 REQUESTS = 40
 LIMITS = {"requests_per_s": 0.001, "burst_s": REQUESTS * 1000.0, "tokens_per_s": 1000, "concurrency": 100}
 
@@ -32,19 +32,19 @@ def server(valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("limits")
     write_identity(folder / "models", "identity", "FP32")
     (folder / "models" / "minilm").symlink_to(ROOT / "models/minilm")
-    settings = {"access": {"limits_url": valkey.url, "limits_timeout_s": 5.0, "anonymous_limits": LIMITS}}
+    settings = {"access": {"limits_url": valkey.url, "anonymous_limits": LIMITS}}
     with ServerProcess(folder / "models", folder, "--gateways", "2", settings=settings) as running:
         yield running
 
 
 class Caller:
-    """Asks by another protocol each time."""
+    """Sends each request over the next protocol."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
 
     async def rest(self) -> tuple[bool, dict[str, Any]]:
-        """By a new connection each time, which either of the gateways may get."""
+        """Send over a new connection each time, which either gateway may get."""
         body = floats_json(1.0)
         async with httpx.AsyncClient(base_url=self._server.http_url, timeout=WAIT_S) as http:
             answer = await http.post("/v2/models/identity/infer", json=body)
@@ -110,11 +110,11 @@ async def test_all_gateways_and_protocols_share_a_callers_limits_and_outlive_red
     await until_seen(lambda: server.metric("penstock_rate_limited", limit="requests") == len(ways), "they are counted")
     assert server.status()["limits"] == {"store": "redis", "away": False, "share": 1.0}
     valkey.kill()
-    for _ in range(16):  # on connections of their own, so that both gateways are asked
-        assert not (await caller.rest())[0]  # a refusal that is certain needs no Redis
+    for _ in range(16):  # on separate connections, so that both gateways are used
+        assert not (await caller.rest())[0]  # a certain refusal needs no Redis
     await _until_away(server, 2)
     assert server.status()["limits"] == {"store": "redis", "away": True, "share": 0.5}
-    assert not (await caller.grpc())[0]  # each goes on from where Redis had it
+    assert not (await caller.grpc())[0]  # each continues from Redis' last state
     valkey.start()
     await _until_away(server, 0)
     assert not (await caller.rest())[0]

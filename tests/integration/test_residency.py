@@ -1,4 +1,4 @@
-"""When models are in memory, seen from outside: lazy loading, idle unloading, a budget, reloads under load."""
+"""Loading and unloading of models: lazy loading, idle unloading, a memory budget, reloads under load."""
 
 import threading
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ WAIT_S = 60.0
 LAZY = "residence: {load: lazy}\n"
 IDLE = "residence: {load: lazy, idle_unload_s: 0.3}\n"
 MB = 1024 * 1024
-PADDING_BYTES = 64 * MB  # of a sparse file: it decides what a model takes, however little that is
+PADDING_BYTES = 64 * MB  # of a sparse file: it decides a model's size without using disk space
 
 
 def write_large(repository: Path, name: str, settings: str = "") -> None:
-    """A model of a few hundred bytes that takes 64 MB when it runs, and adds nothing."""
+    """Write a model of a few hundred bytes that takes 64 MB when it runs and returns its input."""
     graph = helper.make_graph(
         [
             helper.make_node("RandomUniform", [], ["weights"], shape=[4096, 4096], low=0.0, high=0.0),
@@ -84,7 +84,7 @@ def load(server: ServerProcess, model: str) -> httpx.Response:
     return httpx.post(f"{server.http_url}/v2/repository/models/{model}/load", timeout=WAIT_S)
 
 
-# --- lazy
+# --- lazy loading
 
 
 def test_the_first_request_waits_for_the_load(server):
@@ -97,21 +97,21 @@ def test_the_first_request_waits_for_the_load(server):
     assert (loads(server, "lazy", "woken"), loads(server, "lazy", "loaded")) == (1, 1)
 
 
-def test_many_first_requests_load_it_once(server):
+def test_simultaneous_first_requests_load_the_model_once(server):
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(lambda number: infer(server, "crowded", number), range(24)))
     assert answers == [3.0 * number for number in range(24)]
     assert (loads(server, "crowded", "woken"), loads(server, "crowded", "loaded")) == (1, 1)
 
 
-def test_who_asks_what_a_lazy_model_takes_has_it_loaded(server):
+def test_a_request_for_metadata_loads_a_lazy_model(server):
     found = httpx.get(f"{server.http_url}/v2/models/asked_about", timeout=WAIT_S)
     assert found.status_code == 200, found.text
     assert [tensor["name"] for tensor in found.json()["inputs"]] == ["x"]
     assert loads(server, "asked_about", "loaded") == 1
 
 
-def test_a_lazy_model_that_cannot_be_loaded_says_why_until_it_is_mended(server, models):
+def test_a_broken_lazy_model_shows_the_reason_until_it_is_repaired(server, models):
     file = models / "broken/1/model.onnx"
     good = file.read_bytes()
     file.write_bytes(b"no model")
@@ -128,17 +128,17 @@ def test_a_lazy_model_that_cannot_be_loaded_says_why_until_it_is_mended(server, 
 # --- idle
 
 
-def test_an_idle_model_is_unloaded_and_comes_back(server):
+def test_an_idle_model_is_unloaded_and_loaded_again(server):
     for number in range(1, 4):
         assert infer(server, "idle", number) == 4.0 * number
         eventually(lambda: states(server)["idle"] == "dormant", "it was unloaded")
         eventually(partial(has_loads, server, "idle", "idle", number), "that was counted")
     metadata = httpx.get(f"{server.http_url}/v2/models/idle", timeout=WAIT_S).json()
-    assert metadata["inputs"], "what it takes is known although it is not in memory"
+    assert metadata["inputs"], "the inputs of an unloaded model are known"
     assert loads(server, "idle", "loaded") == 3
 
 
-def test_the_memory_of_an_idle_model_goes_back(server):
+def test_the_memory_of_an_idle_model_is_released(server):
     before = worker_bytes(server)
     assert infer(server, "large", 1.0) == 1.0
     assert worker_bytes(server) > before + 48 * MB
@@ -150,7 +150,7 @@ def test_the_memory_of_an_idle_model_goes_back(server):
 
 
 def test_reloads_and_idle_times_cost_no_request(server, models):
-    """Good and bad files come and go under requests; each answer is that of a file that was good."""
+    """Good and bad files are swapped under requests; each answer is that of a good file."""
     file = models / "changing/1/model.onnx"
     assert infer(server, "changing", 1.0) == 5.0
     is_over = threading.Event()
@@ -186,7 +186,7 @@ def test_reloads_and_idle_times_cost_no_request(server, models):
 # --- a budget
 
 
-def test_models_take_turns_in_a_budget(tmp_path):
+def test_models_alternate_within_a_budget(tmp_path):
     repository = tmp_path / "models"
     for factor, name in enumerate(("first", "second", "third"), start=2):
         write_factor(repository, name, float(factor))

@@ -1,20 +1,20 @@
-"""A server on one machine rolls a bad version back by itself, a good one out, and copies requests to a third."""
+"""A server on one machine rolls back a bad version, rolls out a good one, and copies requests to a third."""
 
 import asyncio
 import json
 import sys
-from asyncio.subprocess import PIPE, STDOUT
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from benchmarks.chaos.cluster.canary import FLAGS, MODEL, OVER, Heard, add_version, ask_forever, roll_out
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1.cluster_pb2_grpc import RolloutsStub
+from tests.chaos.cluster.canary import FLAGS, MODEL, OVER, Heard, add_version, ask_forever, roll_out
 
 pytestmark = pytest.mark.timeout(240)
 RATE = 60.0
@@ -26,7 +26,7 @@ async def test_a_bad_version_is_rolled_back_and_a_good_one_rolled_out(tmp_path: 
     with ServerProcess(repository, tmp_path / "server", *FLAGS) as server:
         heard, status = await roll_out(server, repository, "fails", RATE, steps=[20, 100])
         assert status.phase == "rolled back", status
-        assert "requests failed" in status.reason
+        assert "requests to the new block failed" in status.reason
         assert heard.of_canary() <= 100
         async with grpc.aio.insecure_channel(server.manager()) as channel:
             rollouts: Any = RolloutsStub(channel)
@@ -48,22 +48,22 @@ async def test_a_bad_version_is_rolled_back_and_a_good_one_rolled_out(tmp_path: 
 
 async def _from_the_command_line(server: ServerProcess, repository: Path) -> None:
     async def penstock(*arguments: str) -> str:
-        command = [sys.executable, "-m", "penstock", "rollout", *arguments, "--manager", server.manager()]
-        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
-        said, _ = await process.communicate()
-        assert process.returncode == 0, said
+        command = [sys.executable, "-m", "penstock", "rollout", *arguments, "--server", server.manager()]
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+        said, errors = await process.communicate()
+        assert process.returncode == 0, errors
         return said.decode()
 
     add_version(repository, 5, "old")
     started = json.loads(await penstock("start", MODEL, "--to", "5", "--steps", "10", "--hold", "3600", "--json"))
     assert (started["phase"], started["old"]["version"], started["new"]["version"]) == ("waiting", "4", "5")
-    assert "is paused at" in await penstock("pause", MODEL)
+    assert "paused the rollout of" in await penstock("pause", MODEL)
     assert "canary:5" in await penstock("status")
-    assert "canary:4 answers for 'canary' again" in await penstock("undo", MODEL)
+    assert "canary:4 answers all requests for 'canary' again" in await penstock("undo", MODEL)
 
 
 async def _shadow(rollouts: Any, repository: Path, server: ServerProcess) -> None:
-    """One that fails gets copies: no client hears of it."""
+    """Copy requests to a failing version: no client notices."""
     add_version(repository, 3, "fails")
     plan = {"name": MODEL, "new": "3", "shadow": 50, "steps": [100], "hold_s": 60}
     status = await _until_over(rollouts, plan)

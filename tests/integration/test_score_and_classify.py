@@ -83,7 +83,7 @@ def message(model: str, **columns: list[bytes]) -> pb.ModelInferRequest:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_cosines_are_those_of_the_reference(server: ServerProcess, placement: str) -> None:
+def test_cosines_equal_the_reference(server: ServerProcess, placement: str) -> None:
     body = {"inputs": [texts("query", TEXTS[:1]), texts("passage", TEXTS[1:9])]}
     answer = infer_rest(server, f"cosine-{placement}", body)
     expected = VECTORS[1:9] @ VECTORS[0]
@@ -99,14 +99,16 @@ def test_cosines_are_those_of_the_reference(server: ServerProcess, placement: st
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_cross_encoder_answers_as_transformers_does(server: ServerProcess, placement: str, checkpoint: Path) -> None:
+def test_cross_encoder_scores_equal_those_of_transformers(
+    server: ServerProcess, placement: str, checkpoint: Path
+) -> None:
     logits = reference_logits(checkpoint, ["what does a gate do?"] * len(PASSAGES), PASSAGES)
     body = {"inputs": [texts("query", ["what does a gate do?"]), texts("passage", PASSAGES)]}
     scores = outputs(infer_rest(server, f"cross-{placement}", body))["score"]
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-4)
 
 
-def test_requests_at_one_time_get_what_they_get_alone(server: ServerProcess) -> None:
+def test_concurrent_requests_get_the_same_answers_as_single_ones(server: ServerProcess) -> None:
     def ask(passages: list[str], placement: str) -> Any:
         body = {"inputs": [texts("query", ["a query"]), texts("passage", passages)]}
         return outputs(infer_rest(server, f"cosine-{placement}", body))["score"]
@@ -120,7 +122,7 @@ def test_requests_at_one_time_get_what_they_get_alone(server: ServerProcess) -> 
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_digits_are_told_apart(server: ServerProcess, placement: str) -> None:
+def test_digits_are_classified(server: ServerProcess, placement: str) -> None:
     _, pixels, truth = trained()
     response = infer_grpc(server, message(f"digits-{placement}", image=[png(row) for row in pixels[:32]]))
     assert [(output.name, list(output.shape)) for output in response.outputs] == [
@@ -132,7 +134,7 @@ def test_digits_are_told_apart(server: ServerProcess, placement: str) -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_tensors_and_images_of_a_digit_have_one_answer(server: ServerProcess, placement: str) -> None:
+def test_tensors_and_images_of_a_digit_get_the_same_answer(server: ServerProcess, placement: str) -> None:
     row = trained()[1][0]
     tensor = {"name": "pixels", "datatype": "FP32", "shape": [1, 64], "data": row.tolist()}
     body = {"inputs": [tensor], "outputs": [{"name": "label"}], "parameters": {"top_k": 3}}
@@ -160,7 +162,7 @@ def test_tensors_and_images_of_a_digit_have_one_answer(server: ServerProcess, pl
         ("cosine", [texts("query", ["a"])], {}, "takes two inputs"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_errors_are_reported(
     server: ServerProcess, placement: str, model: str, inputs: Any, parameters: dict[str, int], reason: str
 ) -> None:
     body = {"inputs": inputs, "parameters": parameters}

@@ -1,4 +1,4 @@
-"""A server that has every kind of secret, used well and badly: nothing that it says or leaves has one of them."""
+"""A server with every kind of secret, used correctly and incorrectly: no output and no file contains one."""
 
 import json
 from base64 import b64encode
@@ -12,13 +12,13 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.chaos.access.doors import WEBSOCKET, gateway_routes, grpc_doors
-from benchmarks.chaos.access.matrix import filled
 from benchmarks.server import ServerProcess
-from penstock.access.keys import KEY_BYTES, key_text
-from penstock.app.folders import CONFIG_FILE
 from penstock.cli.main import app
+from penstock.features.keys.key_table import KEY_BYTES, key_text
 from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.storage.server_folders import CONFIG_FILE
+from tests.chaos.access.endpoints import WEBSOCKET, gateway_routes, grpc_endpoints
+from tests.chaos.access.matrix import filled
 from tests.servers import answered, floats, write_identity
 
 SECRETS = {
@@ -33,11 +33,11 @@ WRONG = key_text(b"\x08" * KEY_BYTES)
 
 
 class SecretServer:
-    """One that is told its secrets by its file and its environment, with all that it and its commands have said."""
+    """A server with secrets in its file and its environment, and all output of it and its commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.said: list[str] = []  # by the server and by commands
+        self.said: list[str] = []  # of the server and of commands
         self.texts = dict(SECRETS) | {"a wrong key": WRONG}
         (folder / "tmp").mkdir()
         write_identity(folder / "models", "numbers", "FP32")
@@ -54,9 +54,9 @@ class SecretServer:
         }
 
     def command(self, *words: str, shows: str = "") -> Any:
-        """`shows`: as whose text its output may have one, this once."""
+        """Run a command; with `shows`, its output may contain that principal's key once."""
         sockets = [f"unix:{file}" for file in (self.folder / "tmp").glob("*/manager.sock")]
-        result = CliRunner().invoke(app, [*words, "--manager", sockets[0], "--json"], env=self.environment)
+        result = CliRunner().invoke(app, [*words, "--server", sockets[0], "--json"], env=self.environment)
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
         text = result.output
@@ -67,7 +67,7 @@ class SecretServer:
         return found
 
     def leaks(self, where: str, text: str) -> list[str]:
-        """Which secrets are there, as they are or as browsers encode them."""
+        """Return the secrets in the text, plain or base64-encoded as browsers send them."""
         found = [name for name, secret in self.texts.items() if secret in text]
         encoded = {
             name: b64encode(f":{secret}".encode()).decode().rstrip("=")[2:-2] for name, secret in self.texts.items()
@@ -76,8 +76,11 @@ class SecretServer:
         return [f"{name} in {where}" for name in found]
 
     def left(self) -> Iterator[str]:
-        """Of what lies in its folders; the file that it was configured with has its secrets. What its processes need of
-        it they read in a folder that its user alone can open, and that goes with it: URLs with their passwords, too."""
+        """Yield the secrets found in files of the data folder.
+
+        The configuration file is left out. Processes read their settings in a folder that only the user can open, which
+        may hold URLs with passwords and is removed when they end.
+        """
         for file in self.folder.rglob("*"):
             if file.is_file() and file.name != "config.yaml":
                 text = file.read_bytes().decode("latin-1")
@@ -98,7 +101,7 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secret
 
 
 def forms(key: str) -> list[dict[str, str]]:
-    """What callers do with keys, also by mistake."""
+    """Return headers as callers send keys, including mistakes."""
     basic = b64encode(f"me:{key}".encode()).decode()
     return [
         {"authorization": f"Bearer {key}"},
@@ -114,8 +117,8 @@ def forms(key: str) -> list[dict[str, str]]:
 def ask_everything(made: SecretServer, server: ServerProcess, admin: str) -> None:
     with httpx.Client(base_url=server.http_url, timeout=10.0) as client:
         document = client.get("/openapi.json", headers={"x-api-key": admin})
-        for door in gateway_routes(document.content):
-            method, _, path = door.name.partition(" ")
+        for endpoint in gateway_routes(document.content):
+            method, _, path = endpoint.name.partition(" ")
             if method == WEBSOCKET:
                 continue
             tried = [(WRONG, headers) for headers in forms(WRONG)]
@@ -126,12 +129,12 @@ def ask_everything(made: SecretServer, server: ServerProcess, admin: str) -> Non
                 made.said.append(f"{answer.headers} {answer.text}")
         made.said.append(client.post("/v2/models/numbers/infer", content=b"{", headers={"x-api-key": admin}).text)
         made.said.append(client.get(f"/v2/models/{WRONG}", headers={"x-api-key": WRONG}).text)
-        # It hears what it asked for; the log does not.
+        # The server gets the secret; the log does not.
         client.post(f"/v2/models/{WRONG}/infer", json={"inputs": []}, headers={"x-api-key": admin})
     with grpc.insecure_channel(server.grpc) as channel:
-        for grpc_door in grpc_doors("gateway"):
+        for grpc_endpoint in grpc_endpoints("gateway"):
             for headers in forms(WRONG):
-                call = channel.unary_stream(grpc_door.name)(b"", metadata=tuple(headers.items()), timeout=10)
+                call = channel.unary_stream(grpc_endpoint.name)(b"", metadata=tuple(headers.items()), timeout=10)
                 try:
                     made.said.append(str(next(call, b"")))
                     call.cancel()
@@ -139,7 +142,7 @@ def ask_everything(made: SecretServer, server: ServerProcess, admin: str) -> Non
                     made.said.append(f"{error.details()} {error.trailing_metadata()} {error.debug_error_string()}")
 
 
-def test_secrets_are_nowhere(secretive: tuple[SecretServer, ServerProcess]) -> None:
+def test_secrets_appear_nowhere(secretive: tuple[SecretServer, ServerProcess]) -> None:
     made, server = secretive
     admin = made.command("key", "create", "ops", "--scope", "admin", shows="the key of ops")["key"]
     app_key = made.command("key", "create", "app", "--rate", "5", shows="the key of app")["key"]
@@ -160,5 +163,5 @@ def test_secrets_are_nowhere(secretive: tuple[SecretServer, ServerProcess]) -> N
     found = [leak for number, said in enumerate(made.said) for leak in made.leaks(f"what was said ({number})", said)]
     assert sorted({*found, *made.left()}) == []
     log = server.log.read_text()
-    assert "limits_not_shared" in log  # the store whose password it is was named there
+    assert "limits_not_shared" in log  # the error named the store that has the password
     assert any((made.folder / "tmp").glob("*/config.json"))

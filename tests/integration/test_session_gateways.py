@@ -20,7 +20,7 @@ from tests.servers import ROOT, answered, floats, write_identity, write_slow
 
 WAIT_S = 60.0
 PAUSE_S = 0.05
-CONNECTIONS = 8  # the system gives each to one of the gateways
+CONNECTIONS = 8  # the kernel assigns each to one of the gateways
 SESSIONS = 40
 COUNTER = "session_counter"  # keeps state: the numbers that it has seen of each session
 ROUNDS = 500.0  # of the slow model: about a quarter of a second
@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 async def stubs(server: ServerProcess) -> AsyncIterator[list[Any]]:
-    """Each with a connection of its own."""
+    """Return stubs with one connection each."""
     options = (("grpc.use_local_subchannel_pool", 1),)
     channels = [grpc.aio.insecure_channel(server.grpc, options=options) for _ in range(CONNECTIONS)]
     yield [GRPCInferenceServiceStub(channel) for channel in channels]
@@ -65,7 +65,7 @@ def is_repeat(answer: pb.ModelInferResponse) -> bool:
 
 
 async def insist(stubs: list[Any], message: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    """As a client does that wants its answer: sends the request again, over other connections."""
+    """Send the request again over other connections, like a client that wants its answer."""
     for attempt in range(int(WAIT_S / PAUSE_S)):
         stub = stubs[(hash(message.id) + attempt) % len(stubs)]
         try:
@@ -81,7 +81,7 @@ async def insist(stubs: list[Any], message: pb.ModelInferRequest) -> pb.ModelInf
 
 
 async def play(stubs: list[Any], name: str) -> None:
-    """Each step over another connection, out of order and some twice."""
+    """Send each step over another connection, out of order and some twice."""
     sent = [(f"{name}-{n}", seq_no) for n in range(SESSIONS) for seq_no in (3, 1, 2, 4, 2)]
     answers = await asyncio.gather(
         *(stubs[i % CONNECTIONS].ModelInfer(step(*each), timeout=WAIT_S) for i, each in enumerate(sent))
@@ -93,7 +93,7 @@ async def play(stubs: list[Any], name: str) -> None:
 async def test_the_steps_of_a_session_may_come_to_any_gateway(server: ServerProcess, stubs: list[Any]) -> None:
     for attempt in range(int(WAIT_S)):
         await play(stubs, f"any-{attempt}")
-        await asyncio.sleep(0.5)  # until it is counted; and the second gateway may be slow to come
+        await asyncio.sleep(0.5)  # until the gateway is counted; the second gateway may start slowly
         if await asyncio.to_thread(server.metric, "penstock_session_forwarded") > 0:
             break
     else:
@@ -102,7 +102,7 @@ async def test_the_steps_of_a_session_may_come_to_any_gateway(server: ServerProc
     assert all(is_repeat(answer) for answer in again)
 
 
-async def test_a_gateway_that_is_killed_loses_no_session(server: ServerProcess, stubs: list[Any]) -> None:
+async def test_a_killed_gateway_loses_no_session(server: ServerProcess, stubs: list[Any]) -> None:
     names = [f"mortal-{n}" for n in range(SESSIONS)]
     for seq_no in (1, 2):
         await asyncio.gather(*(insist(stubs, step(name, seq_no)) for name in names))
@@ -121,7 +121,7 @@ async def test_a_gateway_that_is_killed_loses_no_session(server: ServerProcess, 
     assert not server.tracebacks()
 
 
-async def test_a_model_keeps_its_state_over_gateways(server: ServerProcess, stubs: list[Any]) -> None:
+async def test_a_stateful_model_keeps_its_state_over_gateways(server: ServerProcess, stubs: list[Any]) -> None:
     def count(session: str, seq_no: int) -> pb.ModelInferRequest:
         message = step(session, seq_no, COUNTER)
         message.inputs[0].CopyFrom(pb.ModelInferRequest.InferInputTensor(name="INPUT", datatype="INT32", shape=(1,)))
@@ -138,12 +138,12 @@ async def test_a_model_keeps_its_state_over_gateways(server: ServerProcess, stub
     await until_seen(lambda: len(server.children("gateway")) == 2, "it is back", WAIT_S)
 
 
-async def test_a_step_that_runs_as_its_gateway_is_killed_runs_once(server: ServerProcess, stubs: list[Any]) -> None:
+async def test_a_step_running_when_its_gateway_is_killed_runs_once(server: ServerProcess, stubs: list[Any]) -> None:
     async def runs() -> int:
         for stub in stubs:
             try:
                 found = await stub.ModelStatistics(pb.ModelStatisticsRequest(name="slow"), timeout=WAIT_S)
-            except grpc.aio.AioRpcError:  # the connection to the one that was killed
+            except grpc.aio.AioRpcError:  # the connection to the killed gateway
                 continue
             return int(found.model_stats[0].inference_count)
         raise AssertionError("no gateway answers")

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
+from penstock.core.settings import Sessions
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import answered, floats, floats_json, write_identity, write_slow
@@ -23,7 +24,6 @@ ONE_BY_ONE = "batching: {max_rows: 1}\ninstances: {count: 1}\ntimeouts: {request
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("sessions")
     write_identity(folder / "models", "echo", "FP32")
-    write_identity(folder / "models", "narrow", "FP32", "sessions: {window: 2, answers: 1}\n")
     write_identity(folder / "models", "brief", "FP32", "sessions: {idle_s: 0.2}\n")
     write_slow(folder / "models", "slow", ONE_BY_ONE)
     with ServerProcess(folder / "models", folder) as running:
@@ -73,12 +73,12 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
 
 
 async def runs(stub: Any, model: str) -> int:
-    """How many requests its workers have answered."""
+    """Return how many requests its workers have answered."""
     found = await stub.ModelStatistics(pb.ModelStatisticsRequest(name=model), timeout=WAIT_S)
     return int(found.model_stats[0].inference_count)
 
 
-async def test_out_of_order_they_run_in_order(server: ServerProcess, stub: Any) -> None:
+async def test_steps_sent_out_of_order_run_in_order(server: ServerProcess, stub: Any) -> None:
     third = stub.ModelInfer(step("order", 3, 30.0), timeout=WAIT_S)
     await until_seen(lambda: server.metric("penstock_session_waiting") == 1, "the third waits")
     second = stub.ModelInfer(step("order", 2, 20.0), timeout=WAIT_S)
@@ -89,7 +89,7 @@ async def test_out_of_order_they_run_in_order(server: ServerProcess, stub: Any) 
     await until_seen(lambda: server.metric("penstock_session_waiting") == 0, "nothing waits")
 
 
-async def test_on_a_stream_their_answers_come_in_order(stub: Any) -> None:
+async def test_answers_on_a_stream_are_in_order(stub: Any) -> None:
     async def messages() -> AsyncIterator[pb.ModelInferRequest]:
         for seq_no in (5, 3, 4, 1, 2):
             yield step("stream", seq_no, float(seq_no))
@@ -108,7 +108,7 @@ async def test_a_repeat_is_answered_from_the_record(server: ServerProcess, stub:
     await until_seen(lambda: server.metric("penstock_session_repeats") >= 1, "it was counted")
 
 
-async def test_a_step_outlives_its_caller_and_runs_once(server: ServerProcess, stub: Any) -> None:
+async def test_a_step_continues_without_its_caller_and_runs_once(server: ServerProcess, stub: Any) -> None:
     before = await runs(stub, "slow")
     call = stub.ModelInfer(step("leaver", 1, LONG, "slow"), timeout=WAIT_S)
     await until_seen(lambda: server.metric("penstock_inflight_requests") == 1, "it is inside")
@@ -119,24 +119,24 @@ async def test_a_step_outlives_its_caller_and_runs_once(server: ServerProcess, s
     assert await runs(stub, "slow") - before == 1
 
 
-async def test_who_waits_in_vain_hears_what_for(stub: Any) -> None:
+async def test_a_timed_out_step_names_the_missing_one(stub: Any) -> None:
     code, kind, details = await refusal(stub.ModelInfer(step("vain", 2, 1.0, timeout=200_000), timeout=WAIT_S))
     assert (code, kind) == (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline_exceeded")
     assert "seq_no 2 of session 'vain' waited for seq_no 1" in details
 
 
-async def test_the_window_and_the_record_have_bounds(stub: Any) -> None:
-    code, kind, details = await refusal(stub.ModelInfer(step("far", 4, 1.0, "narrow"), timeout=WAIT_S))
+async def test_the_window_and_the_record_are_limited(stub: Any) -> None:
+    code, kind, details = await refusal(stub.ModelInfer(step("far", Sessions.window + 2, 1.0), timeout=WAIT_S))
     assert (code, kind) == (grpc.StatusCode.INVALID_ARGUMENT, "session_error")
-    assert "seq_no 1 is awaited" in details
-    for seq_no in (1, 2):
-        await stub.ModelInfer(step("far", seq_no, 1.0, "narrow"), timeout=WAIT_S)
-    assert is_repeat(await stub.ModelInfer(step("far", 2, 1.0, "narrow"), timeout=WAIT_S))
-    _, _, details = await refusal(stub.ModelInfer(step("far", 1, 1.0, "narrow"), timeout=WAIT_S))
-    assert "no longer kept" in details
+    assert "send seq_no 1" in details
+    for seq_no in range(1, Sessions.answers + 2):
+        await stub.ModelInfer(step("far", seq_no, 1.0), timeout=WAIT_S)
+    assert is_repeat(await stub.ModelInfer(step("far", 2, 1.0), timeout=WAIT_S))
+    _, _, details = await refusal(stub.ModelInfer(step("far", 1, 1.0), timeout=WAIT_S))
+    assert "no longer stored" in details
 
 
-async def test_starts_and_ends(stub: Any) -> None:
+async def test_sessions_start_and_end(stub: Any) -> None:
     await stub.ModelInfer(step("life", 7, 1.0, sequence_start=True), timeout=WAIT_S)
     last = await stub.ModelInfer(step("life", 8, 2.0, sequence_end=True), timeout=WAIT_S)
     assert place(last) == 2
@@ -144,11 +144,11 @@ async def test_starts_and_ends(stub: Any) -> None:
     _, kind, details = await refusal(stub.ModelInfer(step("life", 9, 3.0), timeout=WAIT_S))
     assert kind == "session_error"
     assert "has ended" in details
-    anew = await stub.ModelInfer(step("life", 1, 4.0, sequence_start=True), timeout=WAIT_S)
-    assert (answered(anew), place(anew)) == ([4.0], 1)
+    restarted = await stub.ModelInfer(step("life", 1, 4.0, sequence_start=True), timeout=WAIT_S)
+    assert (answered(restarted), place(restarted)) == ([4.0], 1)
 
 
-async def test_a_wrong_input_is_an_answer_and_the_session_goes_on(stub: Any) -> None:
+async def test_a_session_continues_after_an_invalid_input(stub: Any) -> None:
     wrong = step("wrong", 1, 1.0)
     wrong.inputs[0].name = "nobody"
     for _ in range(2):
@@ -160,7 +160,7 @@ async def test_a_wrong_input_is_an_answer_and_the_session_goes_on(stub: Any) -> 
 
 async def test_idle_sessions_are_forgotten(stub: Any) -> None:
     await stub.ModelInfer(step("idle", 1, 1.0, "brief"), timeout=WAIT_S)
-    for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0):  # each repeat is a sign of life
+    for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0):  # each repeat counts as activity
         await asyncio.sleep(pause_s)
         again = await stub.ModelInfer(step("idle", 1, 2.0, "brief"), timeout=WAIT_S)
         if not is_repeat(again):
@@ -172,7 +172,7 @@ def body(session: str, seq_no: int, number: float, **more: bool | int) -> dict[s
     return {**floats_json(number), "parameters": {"session_id": session, "seq_no": seq_no, **more}}
 
 
-async def test_over_rest(server: ServerProcess, http: httpx.AsyncClient) -> None:
+async def test_sessions_work_over_rest(server: ServerProcess, http: httpx.AsyncClient) -> None:
     path = "/v2/models/echo/infer"
     second = asyncio.create_task(http.post(path, json=body("rest", 2, 2.0)))
     await until_seen(lambda: server.metric("penstock_session_waiting") == 1, "the second waits")
@@ -185,10 +185,10 @@ async def test_over_rest(server: ServerProcess, http: httpx.AsyncClient) -> None
     assert again["parameters"]["session_repeat"] is True
     refused = await http.post(path, json=body("rest", 1_000, 1.0))
     assert (refused.status_code, refused.headers["penstock-code"]) == (400, "session_error")
-    assert "seq_no 3 is awaited" in refused.json()["error"]
+    assert "send seq_no 3" in refused.json()["error"]
 
 
-async def test_many_sessions_at_once_in_any_order(stub: Any) -> None:
+async def test_many_sessions_run_at_once_in_any_order(stub: Any) -> None:
     sent = [(f"many-{name}", seq_no) for seq_no in (3, 1, 4, 2) for name in range(50)]
     answers = await asyncio.gather(
         *(stub.ModelInfer(step(*each, float(number)), timeout=WAIT_S) for number, each in enumerate(sent))

@@ -1,4 +1,4 @@
-"""Sessions of a model that keeps state: it sees them whole and in order, and nobody goes on with half a state."""
+"""Sessions of a model with state: requests arrive complete and in order, and no session continues with lost state."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ def ready(server: ServerProcess) -> dict[str, int]:
 
 
 def step(session: str, seq_no: int, is_start: bool = False) -> pb.ModelInferRequest:
-    """Adds its own number to the session's sum."""
+    """Return a request that adds its own number to the session's sum."""
     message = pb.ModelInferRequest(model_name=MODEL)
     message.inputs.add(name="INPUT", datatype="INT32", shape=(1,))
     message.raw_input_contents.append(np.array([seq_no], np.int32).tobytes())
@@ -54,13 +54,13 @@ def step(session: str, seq_no: int, is_start: bool = False) -> pb.ModelInferRequ
 
 
 def seen(answer: pb.ModelInferResponse) -> tuple[int, list[int]]:
-    """The sum and the numbers that the model has seen of the session."""
+    """Return the sum, and the numbers of the session that the model has seen."""
     found = {output.name: data for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)}
     (total,) = np.frombuffer(found["SUM"], np.int64).tolist()
     return total, np.frombuffer(found["SEEN"], np.int64).tolist()
 
 
-async def test_the_model_sees_sessions_whole_and_in_order(stub: Any) -> None:
+async def test_the_model_sees_complete_sessions_in_order(stub: Any) -> None:
     sent = [(f"whole-{name}", seq_no) for name in range(20) for seq_no in range(1, 11)]
     sent += sent[::7]  # some twice
     Random(3).shuffle(sent)
@@ -70,7 +70,7 @@ async def test_the_model_sees_sessions_whole_and_in_order(stub: Any) -> None:
         assert seen(answer) == (sum(numbers), numbers)
 
 
-async def test_a_session_goes_on_with_its_state_or_is_lost_with_its_worker(server: ServerProcess, stub: Any) -> None:
+async def test_a_session_keeps_its_state_or_ends_with_its_worker(server: ServerProcess, stub: Any) -> None:
     names = [f"mortal-{number}" for number in range(SESSIONS)]
     for seq_no in (1, 2):
         await asyncio.gather(*(stub.ModelInfer(step(name, seq_no), timeout=WAIT_S) for name in names))
@@ -83,19 +83,19 @@ async def test_a_session_goes_on_with_its_state_or_is_lost_with_its_worker(serve
     assert 0 < len(lost) < SESSIONS
     assert all("its worker is gone and with it the model's state" in each for each in outcomes if isinstance(each, str))
     assert kept == [(6, [1, 2, 3])] * len(kept)
-    anew = await stub.ModelInfer(step(lost[0], 1, is_start=True), timeout=WAIT_S)
-    assert seen(anew) == (1, [1])
+    restarted = await stub.ModelInfer(step(lost[0], 1, is_start=True), timeout=WAIT_S)
+    assert seen(restarted) == (1, [1])
     await until_seen(lambda: ready(server).get(victim, before[victim]) != before[victim], "the worker is back", WAIT_S)
     following = await asyncio.gather(*(go_on(stub, name, 4) for name in names if name not in lost))
-    assert following == [(10, [1, 2, 3, 4])] * len(kept)  # a worker that comes back takes nobody's session
+    assert following == [(10, [1, 2, 3, 4])] * len(kept)  # a returned worker takes over no session
 
 
-async def test_a_session_does_not_go_on_with_another_model(server: ServerProcess, stub: Any) -> None:
+async def test_a_session_does_not_continue_with_another_model(server: ServerProcess, stub: Any) -> None:
     names = [f"outlived-{number}" for number in range(4)]
     folder = server.models / MODEL
     for told in (
         "its worker is gone and with it the model's state",
-        "another version of the model has taken its place",
+        "another version has replaced the model",
     ):
         await asyncio.gather(*(stub.ModelInfer(step(name, 1, is_start=True), timeout=WAIT_S) for name in names))
         await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=MODEL), timeout=WAIT_S)
@@ -103,13 +103,13 @@ async def test_a_session_does_not_go_on_with_another_model(server: ServerProcess
         assert all(told in outcome for outcome in outcomes if isinstance(outcome, str)), outcomes
         assert all(isinstance(outcome, str) for outcome in outcomes), outcomes
         shutil.copytree(folder / "1", folder / "2", dirs_exist_ok=True)
-    anew = await stub.ModelInfer(step(names[0], 1, is_start=True), timeout=WAIT_S)
-    assert seen(anew) == (1, [1])
-    assert anew.model_version == "2"
+    restarted = await stub.ModelInfer(step(names[0], 1, is_start=True), timeout=WAIT_S)
+    assert seen(restarted) == (1, [1])
+    assert restarted.model_version == "2"
 
 
 async def go_on(stub: Any, session: str, seq_no: int = 3) -> tuple[int, list[int]] | str:
-    """The answer, or how the server says that the session is lost."""
+    """Return the answer, or the error that the session is lost."""
     while True:
         try:
             return seen(await stub.ModelInfer(step(session, seq_no), timeout=WAIT_S))
@@ -117,4 +117,4 @@ async def go_on(stub: Any, session: str, seq_no: int = 3) -> tuple[int, list[int
             code = dict(error.trailing_metadata() or ())["penstock-code"]
             if code == "session_error":
                 return str(error.details())
-            assert code == "worker_lost"  # it ran when the worker died: sent again, it hears of the session
+            assert code == "worker_lost"  # it ran when the worker died: a repeat gets the session's error

@@ -1,4 +1,4 @@
-"""Streams of a real server, over gRPC and over WebSockets: order, windows, errors, leaving."""
+"""Streams of a real server, over gRPC and over WebSockets: order, windows, errors, disconnects."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
-from penstock.cli import stream as command
+from penstock.cli import stream_command as command
 from penstock.client import AsyncClient
 from penstock.core.errors import InvalidRequest
-from penstock.gateway.streams.buffer import STREAM_BYTES
+from penstock.gateway.websocket.stream_buffer import STREAM_BYTES
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import ROOT, answered, floats, floats_json, write_identity, write_slow
@@ -36,7 +36,7 @@ ONE_BY_ONE = "batching: {max_rows: 1}\ninstances: {count: 1}\ntimeouts: {request
 MESSAGE_BYTES = 4 * 1024 * 1024
 PHOTO = ROOT / "src/penstock/models/samples/data/photos/fig.jpg"
 REPEAT = ROOT / "tests/data/python_models/repeat"
-# Says in a file how many answers it has made; each has 1 MB.
+# Writes to a file how many answers it has made; each has 1 MB.
 TICKS = """
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture
 async def stub(server: ServerProcess) -> AsyncIterator[Any]:
     unbounded = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    # Else the client's library takes ahead what it thinks the network can carry: on a slow machine, hundreds of MB.
+    # Otherwise the client's library prefetches as much as it estimates that the network can carry, hundreds of MB.
     options = [*unbounded, ("grpc.http2.bdp_probe", 0)]
     async with grpc.aio.insecure_channel(server.grpc, options=options) as channel:
         yield GRPCInferenceServiceStub(channel)
@@ -148,7 +148,7 @@ def is_idle(server: ServerProcess) -> bool:
 
 
 async def test_a_grpc_stream_keeps_order_over_many_requests(stub: Any) -> None:
-    # The slow ones are answered long after those behind them are done.
+    # The slow requests are answered long after the ones behind them are done.
     models = ["slow" if number % 100 == 0 else "identity" for number in range(1000)]
     messages = [floats(model, float(number % 97 + 50)) for number, model in enumerate(models)]
     answers = [answer async for answer in stub.ModelStreamInfer(iter(messages), timeout=WAIT_S)]
@@ -157,7 +157,7 @@ async def test_a_grpc_stream_keeps_order_over_many_requests(stub: Any) -> None:
 
 
 class Writer:
-    """Sends one message again and again as fast as it is taken."""
+    """Sends one message repeatedly, as fast as it is accepted."""
 
     def __init__(self, write: Callable[[Any], Any], message: Any) -> None:
         self.sent = 0
@@ -169,7 +169,7 @@ class Writer:
             self.sent += 1
 
     async def stall(self) -> int:
-        """How many were taken until nothing more was for a while."""
+        """Return how many messages were sent once no more are accepted for a while."""
         seen = -1
         async with asyncio.timeout(WAIT_S):
             while seen != self.sent or not seen:
@@ -183,11 +183,11 @@ class Writer:
 
 
 WIDE = 250_000  # floats: 1 MB
-# What a system's and a library's own buffers may hold of one connection, in both directions.
+# The most that the buffers of a system and a library hold of one connection, in both directions.
 BUFFERS_BYTES = 96 * 1024 * 1024
 
 
-async def test_a_grpc_client_that_does_not_read_is_not_read(stub: Any, server: ServerProcess) -> None:
+async def test_the_server_stops_reading_from_a_grpc_client_that_does_not_read(stub: Any, server: ServerProcess) -> None:
     call = stub.ModelStreamInfer(timeout=WAIT_S)
     writer = Writer(call.write, floats("identity", *[1.0] * WIDE))
     try:
@@ -202,7 +202,7 @@ async def test_a_grpc_client_that_does_not_read_is_not_read(stub: Any, server: S
     await until_seen(lambda: is_idle(server), "the stream's requests are gone with it")
 
 
-async def test_a_decoupled_model_over_grpc(stub: Any) -> None:
+async def test_a_decoupled_model_streams_over_grpc(stub: Any) -> None:
     answers = [answer async for answer in stub.ModelStreamInfer(iter([repeat(5, request_id="r")]), timeout=WAIT_S)]
     assert [index_of(answer) for answer in answers] == list(range(5))
     assert {answer.infer_response.id for answer in answers} == {"r"}
@@ -221,7 +221,7 @@ async def test_decoupled_answers_do_not_wait_for_slow_requests(stub: Any) -> Non
     assert heard == ["many", "many", "many", "slow", ""]
 
 
-async def test_one_answer_of_a_decoupled_model_is_refused(stub: Any, server: ServerProcess) -> None:
+async def test_requesting_one_answer_of_a_decoupled_model_is_refused(stub: Any, server: ServerProcess) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="ModelStreamInfer") as caught:
         await stub.ModelInfer(repeat(1), timeout=WAIT_S)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -237,7 +237,7 @@ def counts(count: int) -> dict[str, Any]:
     return {"COUNT": np.array([count], np.int32), "DELAY_MS": np.array([0], np.int32)}
 
 
-async def test_who_reads_slowly_stops_a_decoupled_model(stub: Any, server: ServerProcess, tmp_path: Path) -> None:
+async def test_a_slow_reader_pauses_a_decoupled_model(stub: Any, server: ServerProcess, tmp_path: Path) -> None:
     message = pb.ModelInferRequest(model_name="ticks")
     message.inputs.add(name="COUNT", datatype="INT32", shape=[1])
     message.raw_input_contents.append(np.array([1_000_000], np.int32).tobytes())
@@ -247,7 +247,7 @@ async def test_who_reads_slowly_stops_a_decoupled_model(stub: Any, server: Serve
     await call.read()
 
     async def made() -> int:
-        """What the model has made when it makes no more."""
+        """Return how much the model has generated once it stops."""
         seen, found = "", file.read_text()
         async with asyncio.timeout(WAIT_S):
             while not found or found != seen:  # it may be empty while it is written
@@ -265,7 +265,7 @@ async def test_who_reads_slowly_stops_a_decoupled_model(stub: Any, server: Serve
     await until_seen(lambda: server.metric("penstock_cancelled", model="ticks") == 1, "it is counted")
 
 
-async def test_the_client_takes_many_answers(server: ServerProcess) -> None:
+async def test_the_client_iterates_over_many_answers(server: ServerProcess) -> None:
     async with AsyncClient(server.grpc) as client:
         inputs = {"VALUE": np.array([0.5], np.float32), **counts(20)}
         found = [int(answer["INDEX"][0]) async for answer in client.infer_stream("repeat", inputs)]
@@ -275,7 +275,7 @@ async def test_the_client_takes_many_answers(server: ServerProcess) -> None:
 # --- WebSockets
 
 
-async def test_text_messages_in_order(server: ServerProcess) -> None:
+async def test_text_messages_are_answered_in_order(server: ServerProcess) -> None:
     async with open_socket(server, "identity") as connection:
         for number in range(300):
             await connection.send(asked(number, str(number)))
@@ -285,7 +285,7 @@ async def test_text_messages_in_order(server: ServerProcess) -> None:
             assert "parameters" not in answer
 
 
-async def test_answers_as_they_come(server: ServerProcess) -> None:
+async def test_unordered_answers_are_sent_as_they_come(server: ServerProcess) -> None:
     async with open_socket(server, "slow", "?ordered=false") as connection:
         await connection.send(asked(500.0, "long"))
         for number in range(5):
@@ -295,7 +295,7 @@ async def test_answers_as_they_come(server: ServerProcess) -> None:
     assert heard[0]["code"] == "invalid_tensor"
 
 
-async def test_binary_messages(server: ServerProcess) -> None:
+async def test_binary_messages_are_answered(server: ServerProcess) -> None:
     x = np.arange(1000, dtype=np.float32).reshape(1, 1000)
     given = {"name": "x", "datatype": "FP32", "shape": [1, 1000], "parameters": {"binary_data_size": x.nbytes}}
     async with open_socket(server, "identity") as connection:
@@ -306,7 +306,7 @@ async def test_binary_messages(server: ServerProcess) -> None:
     np.testing.assert_array_equal(np.frombuffer(tensors, np.float32), x[0])
 
 
-async def test_raw_frames(server: ServerProcess) -> None:
+async def test_raw_frames_are_answered(server: ServerProcess) -> None:
     photo = PHOTO.read_bytes()
     async with open_socket(server, "srcnn", "?input=image&output=image") as connection:
         for frame in (photo, b"no photo", photo):
@@ -320,7 +320,7 @@ async def test_raw_frames(server: ServerProcess) -> None:
     assert (problem["code"], problem["id"]) == ("invalid_image", "2")
 
 
-async def test_errors_end_nothing_and_are_counted(server: ServerProcess) -> None:
+async def test_errors_end_no_stream_and_are_counted(server: ServerProcess) -> None:
     def refused(code: str) -> float:
         return server.metric("penstock_requests", protocol="websocket", code=code)
 
@@ -347,7 +347,7 @@ async def test_a_message_far_over_the_limit_closes_the_connection(server: Server
     assert closed.value.rcvd.code == 1009
 
 
-async def test_text_that_is_not_utf_8_closes_the_connection(server: ServerProcess) -> None:
+async def test_text_that_is_not_utf8_closes_the_connection(server: ServerProcess) -> None:
     async with open_socket(server, "identity") as connection:
         await connection.send(b"\xff\xfe", text=True)
         with pytest.raises(ConnectionClosed) as closed:
@@ -368,7 +368,7 @@ async def test_text_that_is_not_utf_8_closes_the_connection(server: ServerProces
         ("identity", "", {"x-request-timeout-ms": "soon"}, 400, "x-request-timeout-ms"),
     ],
 )
-async def test_handshakes_that_are_refused(
+async def test_invalid_handshakes_are_refused(
     server: ServerProcess, model: str, query: str, headers: dict[str, str], status: int, says: str
 ) -> None:
     with pytest.raises(InvalidStatus) as refused:
@@ -379,14 +379,14 @@ async def test_handshakes_that_are_refused(
     assert '"event":"uvicorn.error"' not in server.log.read_text()
 
 
-async def test_this_server_s_own_pages_may_connect(server: ServerProcess) -> None:
+async def test_the_servers_own_pages_may_connect(server: ServerProcess) -> None:
     headers = {"origin": f"http://127.0.0.1:{server.http_port}"}
     async with open_socket(server, "identity", additional_headers=headers) as connection:
         await connection.send(asked(3.0, ""))
         assert (await hear(connection))["outputs"][0]["data"] == [3.0]
 
 
-async def test_a_version_in_the_path(server: ServerProcess) -> None:
+async def test_a_version_can_be_given_in_the_path(server: ServerProcess) -> None:
     async with open_socket(server, "identity/versions/1") as connection:
         await connection.send(asked(3.0, ""))
         assert (await hear(connection))["model_version"] == "1"
@@ -395,12 +395,12 @@ async def test_a_version_in_the_path(server: ServerProcess) -> None:
             pass
 
 
-async def test_a_decoupled_model_over_a_websocket(server: ServerProcess) -> None:
+async def test_a_decoupled_model_streams_over_a_websocket(server: ServerProcess) -> None:
     async with open_socket(server, "repeat") as connection:
         await connection.send(repeat_json(3, id="r"))
         await connection.send(repeat_json(1, id="s", parameters={"triton_enable_empty_final_response": True}))
         heard = [await hear(connection) for _ in range(5)]
-    # Those of one request keep their order; which of two requests comes first is nobody's promise.
+    # The answers of one request keep their order; the order of two requests is not defined.
     finals = {
         name: [answer["parameters"]["triton_final_response"] for answer in heard if answer["id"] == name]
         for name in ("r", "s")
@@ -409,7 +409,7 @@ async def test_a_decoupled_model_over_a_websocket(server: ServerProcess) -> None
     assert [answer for answer in heard if answer["id"] == "s"][1]["outputs"] == []
 
 
-async def test_a_websocket_client_that_does_not_read_is_not_read(server: ServerProcess) -> None:
+async def test_the_server_stops_reading_from_a_websocket_client_that_does_not_read(server: ServerProcess) -> None:
     x = bytes(4 * WIDE)
     given = {"name": "x", "datatype": "FP32", "shape": [1, WIDE], "parameters": {"binary_data_size": len(x)}}
     async with open_socket(server, "identity", max_queue=1, ping_interval=None, close_timeout=0.1) as connection:
@@ -420,11 +420,11 @@ async def test_a_websocket_client_that_does_not_read_is_not_read(server: ServerP
             await connection.recv()
         await until_seen(lambda: writer.sent > sent, "as answers are taken, the connection is read again")
         await writer.close()
-        connection.transport.abort()  # what it would say now might not be read
+        connection.transport.abort()  # a message of the server might not be read now
     await until_seen(lambda: is_idle(server), "the connection's requests are gone with it")
 
 
-async def test_a_websocket_client_that_leaves_takes_its_requests_along(server: ServerProcess) -> None:
+async def test_a_disconnecting_websocket_client_cancels_its_requests(server: ServerProcess) -> None:
     before = server.metric("penstock_cancelled", model="slow")
     async with open_socket(server, "slow") as connection:
         for _ in range(3):
@@ -434,7 +434,7 @@ async def test_a_websocket_client_that_leaves_takes_its_requests_along(server: S
     await until_seen(lambda: server.metric("penstock_cancelled", model="slow") > before, "the worker was told")
 
 
-async def test_a_client_that_is_gone_without_a_word(server: ServerProcess) -> None:
+async def test_a_client_that_vanishes_without_closing_is_detected(server: ServerProcess) -> None:
     connection = await open_socket(server, "slow")
     await connection.send(asked(LONG, ""))
     await until_seen(lambda: server.status()["inflight_requests"] == 1, "it is inside")
@@ -442,8 +442,8 @@ async def test_a_client_that_is_gone_without_a_word(server: ServerProcess) -> No
     await until_seen(lambda: is_idle(server), "it is gone")
 
 
-def test_an_upgrade_on_a_connection_that_was_used_before(server: ServerProcess) -> None:
-    """The short way of plain HTTP requests must not take the handshake for one of them."""
+def test_a_reused_connection_can_be_upgraded_to_a_websocket(server: ServerProcess) -> None:
+    """The short path for plain HTTP requests must not handle the handshake."""
     body = json.dumps(floats_json(1.0)).encode()
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=WAIT_S) as raw:
         raw.sendall(
@@ -460,8 +460,8 @@ def test_an_upgrade_on_a_connection_that_was_used_before(server: ServerProcess) 
         assert b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in answer
 
 
-def test_leaving_servers_say_so(tmp_path: Path) -> None:
-    """SIGTERM: what is inside is answered, then connections are closed with 1001."""
+def test_stopping_servers_announce_it(tmp_path: Path) -> None:
+    """On SIGTERM the server answers accepted requests, then closes connections with 1001."""
     write_slow(tmp_path / "models", "slow", ONE_BY_ONE)
 
     async def check(server: ServerProcess) -> None:
@@ -492,7 +492,7 @@ def test_the_command_streams_frames(server: ServerProcess, tmp_path: Path) -> No
     for transport in ("grpc", "websocket"):
         out = tmp_path / transport
         arguments = [str(frames), "-o", str(out), "--transport", transport, "--window", "2", "--json"]
-        addresses = ["--grpc", server.grpc, "--http", server.http_url]
+        addresses = ["--server", server.http_url]
         result = CliRunner().invoke(app, [*arguments, *addresses])
         assert result.exit_code == 2, result.output
         found = json.loads(result.stdout)

@@ -1,4 +1,4 @@
-"""What a real server tells of itself: metrics, logs and spans."""
+"""Metrics, logs and spans of a real server."""
 
 import contextlib
 import gzip
@@ -24,7 +24,7 @@ from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import answered, floats, floats_json, log_lines, write_identity, write_slow
 
 WAIT_S = 60.0
-LASTING, LONG = 2500.0, 8000.0  # rounds of the slow model: a second and more, some seconds
+LASTING, LONG = 2500.0, 8000.0  # rounds of the slow model: at least a second
 PHASES = ("admit", "queue", "batch", "compute", "reply", "request")
 ONE_BY_ONE = "batching: {max_rows: 1, max_queue: 1}\ninstances: {count: 1}\n"
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -32,7 +32,7 @@ TRACEPARENT = f"00-{TRACE_ID}-{CALLER_ID}-01"
 
 
 class Collector(ThreadingHTTPServer):
-    """An OTLP/HTTP receiver: keeps every span that it is sent, with the service that sent it."""
+    """An OTLP/HTTP receiver that keeps every received span with the name of the service that sent it."""
 
     daemon_threads = True
 
@@ -53,13 +53,13 @@ class Collector(ThreadingHTTPServer):
             self.spans += [(service, span) for scope in resource.scope_spans for span in scope.spans]
 
     def of_request(self, request_id: str) -> dict[str, tuple[str, Any]]:
-        """A request's spans, name to service and span."""
+        """Return the service and span of each span name of a request."""
         return {
             span.name: (service, span) for service, span in self.spans if attributes(span)["request_id"] == request_id
         }
 
     def has_both(self, request_id: str) -> bool:
-        """The gateway's span and the worker's."""
+        """Return True if the spans of gateway and worker have arrived."""
         return len(self.of_request(request_id)) == 2
 
 
@@ -73,7 +73,7 @@ class CollectorHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 def attributes(span: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ServerProcess]:
-    """Two workers, and no spans: the library's own variable does not turn them on."""
+    """Start a server with two workers and without spans; the library's own variable does not enable them."""
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
     folder = tmp_path_factory.mktemp("plain")
     with ServerProcess(models, folder, "--workers", "2", environment=environment) as running:
@@ -159,12 +159,12 @@ def queue(server: ServerProcess) -> dict[str, int]:
     return found
 
 
-def test_refusals_and_gauges(server):
+def test_refusals_are_counted_and_gauges_show_waiting_requests(server):
     with pytest.raises(grpc.RpcError):
         infer(server, "identity", 1.0, rows=5000)
     becomes(server, 1, "penstock_refusals", reason="request_too_large")
     with grpc.insecure_channel(server.grpc) as channel:
-        # Each of the two workers takes two, and one waits in the gateway.
+        # Each worker takes two requests, and one request waits in the gateway.
         stub = GRPCInferenceServiceStub(channel)
         running = [stub.ModelInfer.future(floats("slow", LONG), timeout=WAIT_S) for _ in range(5)]
         eventually(lambda: queue(server) == {"waiting": 1, "running": 4}, "one waits in the gateway")
@@ -199,7 +199,7 @@ def are_both_workers_back(server: ServerProcess) -> bool:
 def test_retries_are_counted_by_reason(server):
     eventually(lambda: queue(server) == {"waiting": 0, "running": 0}, "it is idle")
     with ThreadPoolExecutor(4) as pool:
-        # Of two on one worker, one runs and one waits.
+        # Each worker has two requests: one runs and one waits.
         running = [pool.submit(infer, server, "slow", LASTING) for _ in range(4)]
         eventually(lambda: queue(server)["running"] == 4, "both workers have two")
         signal_a_worker(server, signal.SIGTERM)
@@ -282,7 +282,7 @@ def test_a_request_is_one_trace_over_gateway_and_worker(traced, collector):
     assert attributes(run)["compute_ns"] > 0
 
 
-def test_a_caller_s_trace_goes_on(traced, collector):
+def test_a_callers_trace_is_continued(traced, collector):
     infer(traced, "identity", 1.0, request_id="spans-grpc", traceparent=TRACEPARENT)
     body = {**floats_json(1.0), "id": "spans-rest"}
     httpx.post(f"{traced.http_url}/v2/models/identity/infer", json=body, headers={"traceparent": TRACEPARENT})
@@ -297,7 +297,7 @@ def test_a_caller_s_trace_goes_on(traced, collector):
         assert spans["serve"][1].parent_span_id.hex() == CALLER_ID
 
 
-def test_a_failure_is_told_by_its_span(traced, collector):
+def test_a_failure_is_recorded_in_its_span(traced, collector):
     with contextlib.suppress(grpc.RpcError):
         infer(traced, "nobody", 1.0, request_id="spans-failed")
     eventually(lambda: collector.of_request("spans-failed"), "the span has come")
@@ -310,9 +310,9 @@ def test_a_failure_is_told_by_its_span(traced, collector):
     assert {span.status.code for _, span in collector.of_request("spans-wrong").values()} == {2}
 
 
-def test_nothing_is_sent_unless_asked_for(server, traced, collector):
+def test_no_spans_are_sent_by_default(server, traced, collector):
     infer(server, "identity", 1.0, request_id="silent")
-    # What is sent takes a moment: a later request of the other server is the clock.
+    # Spans arrive after a moment: a later request of the other server tells when.
     infer(traced, "identity", 1.0, request_id="spans-later")
     eventually(lambda: collector.has_both("spans-later"), "the other server's spans have come")
     assert collector.of_request("silent") == {}

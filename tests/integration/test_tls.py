@@ -1,9 +1,11 @@
-"""A server's doors over TLS: plain callers stay outside, limits hold, certificates are exchanged under load."""
+"""A server's endpoints over TLS: plain connections are refused, limits hold, certificates are replaced under load."""
 
 import asyncio
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,8 @@ import pytest
 from websockets.asyncio.client import connect
 
 from benchmarks.waiting import eventually
+from penstock.client import Client
+from penstock.core.errors import Unavailable
 from penstock.core.tensors import pack_bytes
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1.access_pb2 import DiscoverRequest
@@ -60,7 +64,7 @@ def secured(server: TlsServer, authority: TestAuthority) -> ssl.SSLSocket:
 
 
 def read_all(opened: socket.socket) -> bytes:
-    """Until it is closed, however that is."""
+    """Read until the connection is closed, cleanly or not."""
     found = b""
     try:
         while piece := opened.recv(65536):
@@ -82,10 +86,12 @@ def ask_http(client: httpx.Client) -> float:
     return float(answer.json()["outputs"][0]["data"][0])
 
 
-def test_a_workers_own_door_speaks_tls_as_the_others_do(server: TlsServer, authority: TestAuthority) -> None:
+def test_a_workers_endpoint_uses_tls_like_the_other_endpoints(server: TlsServer, authority: TestAuthority) -> None:
     with authority.channel(server.grpc) as channel:
         way = DirectStub(channel).Discover(DiscoverRequest(model="factor"), timeout=WAIT_S)
     assert way.is_tls
+    (worker,) = server.children("worker").values()
+    assert [each.name() for each in psutil.Process(worker).children()] == ["envoy"]
     with authority.channel(way.address) as channel:
         assert answered(GRPCInferenceServiceStub(channel).ModelInfer(floats("factor", 3.0), timeout=WAIT_S)) == [6.0]
     with grpc.insecure_channel(way.address) as channel, pytest.raises(grpc.RpcError):
@@ -100,16 +106,30 @@ def test_clients_are_served_over_tls(server: TlsServer, authority: TestAuthority
         assert client.get("/nothing").status_code == 404
 
 
-async def test_websockets_come_over_tls(server: TlsServer, authority: TestAuthority) -> None:
+async def test_websockets_work_over_tls(server: TlsServer, authority: TestAuthority) -> None:
     url = f"wss://localhost:{server.http_port}/v2/models/bytes/stream?input=x&output=y"
     async with asyncio.timeout(WAIT_S), connect(url, ssl=authority.context(), compression=None) as opened:
         await opened.send(b"a frame")
         assert await opened.recv() in (b"a frame", pack_bytes([b"a frame"]))
 
 
-def test_whoever_does_not_speak_tls_stays_outside(server: TlsServer) -> None:
-    with pytest.raises(httpx.HTTPError):
-        httpx.get(f"http://127.0.0.1:{server.http_port}/v2/health/live", timeout=WAIT_S)
+def test_plain_clients_are_refused_and_told_about_tls(server: TlsServer) -> None:
+    plain = f"http://127.0.0.1:{server.http_port}"
+    refused = httpx.get(f"{plain}/v2/health/live", timeout=WAIT_S)
+    assert refused.status_code == 400
+    assert "this port uses TLS: write https://" in refused.json()["error"]["message"]
+    assert httpx.post(f"{plain}/v2/models/factor/infer", json=floats_json(1.0), timeout=WAIT_S).status_code == 400
+    with Client(server.grpc) as client, pytest.raises(Unavailable, match="If that port uses TLS"):
+        client.models()
+    for words in (("status",), ("infer", "factor", "-i", "x=[1]")):
+        command = [sys.executable, "-m", "penstock", *words, "--server", plain]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert said.returncode == 2
+        assert "TLS" in said.stderr
+    # An authority that is not trusted is named as the reason, with the option that trusts it.
+    command = [sys.executable, "-m", "penstock", "status", "--server", plain.replace("http:", "https:")]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "--ca" in said.stderr
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as failed:
         GRPCInferenceServiceStub(channel).ModelInfer(floats("factor", 3.0), timeout=WAIT_S)
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -128,12 +148,12 @@ def test_a_certificate_of_another_authority_is_refused(
         client.get("/v2/health/live")
 
 
-def test_the_limits_of_connections_hold(server: TlsServer, authority: TestAuthority) -> None:
-    """Of those that never greet, too: they are counted, and closed in time."""
+def test_connection_limits_apply_over_tls(server: TlsServer, authority: TestAuthority) -> None:
+    """Connections that never start a handshake count too, and are closed in time."""
     silent = [socket.create_connection(("127.0.0.1", server.http_port), WAIT_S) for _ in range(80)]
     try:
         assert read_all(silent[-1]) == b""  # one too many from this address
-        assert read_all(silent[0]) == b""  # after the time that a request's beginning has
+        assert read_all(silent[0]) == b""  # after the time limit for the first bytes of a request
         with httpx.Client(base_url=server.http_url, verify=authority.context()) as client:
             assert ask_http(client) == 6.0
     finally:
@@ -141,7 +161,7 @@ def test_the_limits_of_connections_hold(server: TlsServer, authority: TestAuthor
             opened.close()
 
 
-def test_slow_and_large_headers_are_refused_and_that_is_heard(server: TlsServer, authority: TestAuthority) -> None:
+def test_slow_and_large_headers_are_refused_with_an_answer(server: TlsServer, authority: TestAuthority) -> None:
     with secured(server, authority) as slow, secured(server, authority) as large:
         slow.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n")
         large.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n" + b"x: " + b"y" * 5000 + b"\r\n\r\n")
@@ -149,8 +169,11 @@ def test_slow_and_large_headers_are_refused_and_that_is_heard(server: TlsServer,
         assert b" 408 " in read_all(slow).split(b"\r\n")[0]
 
 
-def test_an_answer_that_is_not_taken_is_given_up(server: TlsServer, authority: TestAuthority) -> None:
-    """Most of it waits below TLS; and whoever came before has gone, so the clocks are looked at still."""
+def test_connections_with_unread_answers_are_closed_over_tls(server: TlsServer, authority: TestAuthority) -> None:
+    """Most of the answer waits below TLS.
+
+    No other connection is left, so the time limit must be checked without new traffic.
+    """
     numbers = 4_000_000
     tensor = {"name": "x", "shape": [1, numbers], "datatype": "FP32", "parameters": {"binary_data_size": 4 * numbers}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -158,24 +181,24 @@ def test_an_answer_that_is_not_taken_is_given_up(server: TlsServer, authority: T
         f"POST /v2/models/numbers/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(head) + 4 * numbers}\r\n"
     )
     lines += f"inference-header-content-length: {len(head)}\r\n\r\n"
-    (gateway,) = server.children("gateway").values()
+    edge = server.edge_pid()
     with secured(server, authority) as opened:
         opened.sendall(lines.encode() + head + bytes(4 * numbers))
         assert opened.recv(15) == b"HTTP/1.1 200 OK"
         port = opened.getsockname()[1]
 
-        def is_gone() -> bool:
-            return port not in [getattr(each.raddr, "port", 0) for each in psutil.Process(gateway).connections()]
+        def is_closed() -> bool:
+            return port not in [getattr(each.raddr, "port", 0) for each in psutil.Process(edge).connections()]
 
-        eventually(is_gone, "the gateway has closed it", WAIT_S)
+        eventually(is_closed, "the edge has closed it", WAIT_S)
         assert len(read_all(opened)) < 4 * numbers
 
 
-def test_certificates_are_exchanged_under_load_and_nothing_fails(server: TlsServer, authority: TestAuthority) -> None:
+def test_certificates_are_replaced_under_load_without_a_failure(server: TlsServer, authority: TestAuthority) -> None:
     is_over = Event()
 
     def over_http() -> int:
-        """Each second request over a connection of its own."""
+        """Send requests; every second one uses a new connection."""
         asked = 0
         with httpx.Client(base_url=server.http_url, verify=authority.context(), timeout=WAIT_S) as kept:
             while not is_over.is_set():

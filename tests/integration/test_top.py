@@ -45,7 +45,7 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @contextlib.contextmanager
 def load(server: ServerProcess) -> Iterator[None]:
-    """Requests to `identity`, and some to a model that is not there, while the context lasts."""
+    """Send requests to `identity`, and some to an unknown model, while the context lasts."""
     stop = threading.Event()
 
     def send() -> None:
@@ -87,7 +87,7 @@ class Terminal:
         self.raw = ""
 
     def text(self) -> str:
-        """All that was drawn so far, without its colors."""
+        """Return everything drawn so far, without colors."""
         while select.select([self._ours], [], [], 0.05)[0]:
             self.raw += os.read(self._ours, 65536).decode(errors="replace")
         return ESCAPES.sub("", self.raw)
@@ -105,7 +105,7 @@ class Terminal:
         deadline = time.monotonic() + WITHIN_S
         while self.process.poll() is None:
             self.text()
-            assert time.monotonic() < deadline, "it did not end"
+            assert time.monotonic() < deadline, "the command ends in time"
         self.text()
         return self.process.returncode
 
@@ -124,9 +124,9 @@ class Terminal:
         os.close(self._theirs)
 
 
-def test_once_and_json_shows_the_requests_of_the_interval(server: ServerProcess) -> None:
+def test_top_once_prints_the_requests_of_the_interval_as_json(server: ServerProcess) -> None:
     with load(server):
-        done = top("--once", "--json", "--interval", "2", "--http", server.http_url)
+        done = top("--once", "--json", "--interval", "2", "--server", server.http_url)
     assert done.returncode == 0, done.stderr
     view = json.loads(done.stdout)
     assert view["seconds"] >= 2
@@ -146,8 +146,8 @@ def test_once_and_json_shows_the_requests_of_the_interval(server: ServerProcess)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")
-def test_gpus_are_seen(server: ServerProcess) -> None:
-    view = json.loads(top("--once", "--json", "--interval", "0.2", "--http", server.http_url).stdout)
+def test_top_shows_gpus(server: ServerProcess) -> None:
+    view = json.loads(top("--once", "--json", "--interval", "0.2", "--server", server.http_url).stdout)
     status = httpx.get(f"{server.http_url}/v1/status").json()
     for devices in (view["devices"], status["devices"]):
         assert [device["uuid"] for device in devices] == ["GPU-a", "GPU-b"]
@@ -157,49 +157,49 @@ def test_gpus_are_seen(server: ServerProcess) -> None:
     assert server.metric("penstock_device_memory_bytes", uuid="GPU-a", gpu="Stub", kind="used") == 700
 
 
-def test_several_looks_as_json_are_one_a_line(server: ServerProcess) -> None:
-    done = top("-n", "2", "--json", "--interval", "0.2", "--http", server.http_url)
+def test_several_json_views_are_printed_one_per_line(server: ServerProcess) -> None:
+    done = top("-n", "2", "--json", "--interval", "0.2", "--server", server.http_url)
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert first["at"] < second["at"]
 
 
-def test_without_a_terminal_it_prints_plainly(server: ServerProcess) -> None:
-    done = top("--once", "--interval", "0.2", "--http", server.http_url)
+def test_without_a_terminal_top_prints_plain_text(server: ServerProcess) -> None:
+    done = top("--once", "--interval", "0.2", "--server", server.http_url)
     assert done.returncode == 0, done.stderr
     assert "identity" in done.stdout
     assert "\x1b" not in done.stdout
 
 
-def test_no_server_is_said_plainly() -> None:
-    done = top("--http", "127.0.0.1:1")
+def test_a_missing_server_is_reported_plainly() -> None:
+    done = top("--server", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("penstock: no answer")
     assert "is `penstock serve` running" in done.stderr
 
 
 @pytest.mark.parametrize("key", ["q", "\x03"])
-def test_a_screen_is_drawn_and_a_key_ends_it(server: ServerProcess, key: str) -> None:
-    with load(server), Terminal("--http", server.http_url, "--interval", "0.5") as terminal:
+def test_a_screen_is_drawn_and_a_key_closes_it(server: ServerProcess, key: str) -> None:
+    with load(server), Terminal("--server", server.http_url, "--interval", "0.5") as terminal:
         terminal.wait(lambda text: re.search(r"identity:1 +ready +[1-9]", text), "the block's requests")
         expected = ("penstock", "requests", "compute", "worker-0", "worker-1", "q quits")
         terminal.wait(lambda text: all(each in text for each in expected), "the whole screen")
         terminal.type(key)
         assert terminal.end() == 0
-        assert "\x1b[?1049l" in terminal.raw[-40:]  # back from the alternate screen, with nothing said since
+        assert "\x1b[?1049l" in terminal.raw[-40:]  # left the alternate screen, printed nothing since
         assert terminal.settings == terminal.before
         assert "Traceback" not in terminal.raw
 
 
-def test_a_count_ends_it(server: ServerProcess) -> None:
-    with Terminal("--http", server.http_url, "--interval", "0.2", "-n", "2") as terminal:
+def test_a_given_count_of_refreshes_ends_top(server: ServerProcess) -> None:
+    with Terminal("--server", server.http_url, "--interval", "0.2", "-n", "2") as terminal:
         assert terminal.end() == 0
         assert "worker-0" in terminal.text()
 
 
-def test_a_restart_of_the_server_is_survived(models: Path, tmp_path: Path) -> None:
+def test_top_survives_a_restart_of_the_server(models: Path, tmp_path: Path) -> None:
     with (
         ServerProcess(models, tmp_path) as server,
-        Terminal("--http", server.http_url, "--interval", "0.2") as terminal,
+        Terminal("--server", server.http_url, "--interval", "0.2") as terminal,
     ):
         terminal.wait(lambda text: "worker-0" in text, "the first look")
         server.terminate()
@@ -211,8 +211,8 @@ def test_a_restart_of_the_server_is_survived(models: Path, tmp_path: Path) -> No
             assert terminal.end() == 0
 
 
-def test_a_stream_neither_delays_the_drain_nor_is_cut_off(models: Path, tmp_path: Path) -> None:
-    """An answer that had to be cut off would end without its last chunk, and raise here."""
+def test_a_stream_neither_delays_a_drain_nor_is_cut_off(models: Path, tmp_path: Path) -> None:
+    """A cut-off answer would end without its last chunk, and raise an exception here."""
     answers: list[int] = []
     events: list[str] = []
     with ServerProcess(models, tmp_path) as server:

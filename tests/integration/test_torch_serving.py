@@ -1,4 +1,4 @@
-"""PyTorch models in a real server, beside the same model as an ONNX graph."""
+"""PyTorch models in a real server, next to the same model as an ONNX graph."""
 
 import shutil
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def test_torch_and_onnx_side_by_side_give_the_same_embeddings(server: ServerProcess) -> None:
     with Client(server.grpc) as client, ThreadPoolExecutor(8) as pool:
-        # In parallel and few at a time, so that the worker batches and pads them as they come.
+        # In parallel and a few at a time, so that the worker batches and pads the requests as they arrive.
         parts = [TEXTS[start : start + 3] for start in range(0, len(TEXTS), 3)]
         found = np.concatenate(list(pool.map(lambda part: client.embed(part, "torch"), parts)))
         expected = client.embed(TEXTS, "onnx")
@@ -59,7 +59,7 @@ def test_torch_and_onnx_side_by_side_give_the_same_embeddings(server: ServerProc
     assert float((found * expected).sum(axis=1).min()) >= 0.9999
 
 
-def test_the_model_s_metadata_and_config_tell_of_pytorch(server: ServerProcess) -> None:
+def test_the_models_metadata_and_config_name_pytorch(server: ServerProcess) -> None:
     found = httpx.get(f"{server.http_url}/v2/models/torch", timeout=30).json()
     assert found["platform"] == "pytorch_libtorch"
     assert found["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 384]}]
@@ -67,7 +67,7 @@ def test_the_model_s_metadata_and_config_tell_of_pytorch(server: ServerProcess) 
     assert (config["platform"], config["backend"]) == ("pytorch_libtorch", "pytorch")
 
 
-def test_a_script_is_served_over_grpc_and_says_what_it_refuses(server: ServerProcess) -> None:
+def test_a_torchscript_model_serves_over_grpc_and_reports_invalid_inputs(server: ServerProcess) -> None:
     request = pb.ModelInferRequest(model_name="double")
     request.inputs.add(name="x", datatype="FP32", shape=(2, 3))
     request.raw_input_contents.append(np.arange(6, dtype=np.float32).tobytes())

@@ -1,4 +1,4 @@
-"""Tuning for real: servers are measured in turns, the winner is written and serves, an interruption changes nothing."""
+"""Tuning end to end: servers are measured in turns, the winner is written and serves, interruptions are harmless."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from penstock.cli import main as cli
 from penstock.core.errors import PenstockError
 from tests.servers import ROOT, floats_json, write_identity
 
-# A delay that everybody waits out: without it the model answers many times as often, however noisy the machine.
+# A delay for every request: without it the model answers many times as often, however noisy the machine is.
 DELAYED = """\
 batching:
   max_delay_ms: 150 # company is worth waiting for
@@ -85,7 +85,7 @@ def test_the_winner_is_written_and_serves(models: Path, tmp_path: Path) -> None:
         assert answer.json()["outputs"][0]["data"] == [1.0, 2.0]
 
 
-def test_an_interruption_leaves_the_model_as_it_was_and_no_server(models: Path, tmp_path: Path) -> None:
+def test_an_interruption_leaves_the_model_unchanged_and_no_server_running(models: Path, tmp_path: Path) -> None:
     before = (models / "slow" / "model.yaml").read_bytes()
     arguments = [
         "slow",
@@ -112,10 +112,10 @@ def test_an_interruption_leaves_the_model_as_it_was_and_no_server(models: Path, 
                 break
         started = children(process)
         assert len(started) >= 2
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
         said = process.stderr.read()
         assert process.wait(60) == 130, said
-    assert "the model is as it was" in said
+    assert "the model was not changed" in said
     assert "Traceback" not in said
     eventually(lambda: not any(child.is_running() for child in started), "all of its processes are gone")
     assert (models / "slow" / "model.yaml").read_bytes() == before
@@ -124,16 +124,16 @@ def test_an_interruption_leaves_the_model_as_it_was_and_no_server(models: Path, 
     assert "Interrupted: nothing was decided" in (tmp_path / "out" / "slow" / "report.md").read_text()
 
 
-def test_what_cannot_be_tuned_is_said_at_once(models: Path, tmp_path: Path) -> None:
+def test_models_that_cannot_be_tuned_are_reported_at_once(models: Path, tmp_path: Path) -> None:
     out = ("--models", models, "--output", tmp_path / "out")
     for arguments, said in (
-        (("fast",), f"there is no model 'fast' in {models}; there are slow"),
-        (("slow", "--keep", "everything"), "--keep everything: there are engine"),
-        (("slow",), "give one with --shape x:1,128"),
+        (("fast",), f"there is no model 'fast' in {models}; its models are slow"),
+        (("slow", "--keep", "everything"), "--keep everything: choose from engine"),
+        (("slow",), "such as --shape x:1,128"),
     ):
         found = CliRunner().invoke(cli.app, ["tune", *map(str, (*arguments, *out))])
         assert isinstance(found.exception, PenstockError), found.output
         assert said in found.exception.message
     (models / "slow" / "1" / "model.onnx").write_bytes(b"no graph")
     said = tune("slow", *out, *SHAPE, expect=2).stderr
-    assert "slow: cannot be tuned as it is: the model cannot be loaded" in said
+    assert "slow: the current settings do not work: the model cannot be loaded" in said

@@ -1,4 +1,4 @@
-"""The network for `mode: denoise` that comes with Penstock takes noise off photographs that it was not trained on."""
+"""The network for `mode: denoise` that ships with Penstock, on photographs that it was not trained on."""
 
 from importlib.resources import files
 from io import BytesIO
@@ -17,7 +17,7 @@ PHOTOGRAPHS = [
     ("skimage", "data/coffee.png"),
     ("sklearn", "datasets/images/china.jpg"),
 ]
-SIDE = 192  # of what is taken from the middle of each
+SIDE = 192  # from the middle of each photograph
 
 
 def read_plane(package: str, path: str, channel: str) -> NDArray[np.float32]:
@@ -33,7 +33,7 @@ def psnr_db(estimate: NDArray[np.float32], truth: NDArray[np.float32]) -> float:
 
 
 @pytest.mark.parametrize(("channel", "strength", "min_gain_db"), [("Y", 15, 4.5), ("Y", 25, 6.5), ("Cb", 15, 11.0)])
-def test_noise_is_taken_off(channel: str, strength: float, min_gain_db: float) -> None:
+def test_noise_is_removed(channel: str, strength: float, min_gain_db: float) -> None:
     session = onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
     rng, gains = np.random.default_rng(5), []
     for package, path in PHOTOGRAPHS:
@@ -46,12 +46,12 @@ def test_noise_is_taken_off(channel: str, strength: float, min_gain_db: float) -
     assert min(gains) > 0
 
 
-def test_what_has_no_noise_is_left_as_it_is() -> None:
+def test_an_image_without_noise_stays_nearly_unchanged() -> None:
     session = onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
     truth = read_plane(*PHOTOGRAPHS[1], "Y")
     (answer,) = session.run(["denoised"], {"plane": truth[None, None] / np.float32(255)})
     assert psnr_db(answer[0, 0] * 255, truth) > 36
 
 
-def test_the_file_is_small_enough_to_be_kept_with_the_code() -> None:
+def test_the_model_file_is_small_enough_for_the_repository() -> None:
     assert MODEL.stat().st_size < 500_000

@@ -1,4 +1,4 @@
-"""The documentation knows every setting, every key, every error and every metric, and says of them what is true."""
+"""The documentation lists every setting, key, error and metric, with correct values."""
 
 import re
 import tomllib
@@ -13,19 +13,23 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.cli import roles as roles_of_hosts
-from penstock.cli import serve
+from penstock.cli import role_commands as roles_of_hosts
+from penstock.cli import serve_command
 from penstock.core.config import Config
 from penstock.core.errors import BY_CODE
 from penstock.core.settings import Section
-from penstock.gateway import statuses
-from penstock.models.settings import ModelSettings
-from penstock.telemetry.cluster import ClusterCollector, ClusterFigures
+from penstock.endpoints import statuses
+from penstock.models.model_yaml import ModelSettings
+from penstock.telemetry.cluster_collector import ClusterCollector, ClusterFigures
 from penstock.telemetry.metrics import (
+    BackgroundMetrics,
     CacheMetrics,
+    EdgeMetrics,
     LimitMetrics,
+    RequestLogMetrics,
     RolloutMetrics,
     RouterMetrics,
+    SearchMetrics,
     ServingMetrics,
     SessionMetrics,
     SupervisorMetrics,
@@ -38,7 +42,7 @@ PACKAGE = ROOT / "src" / "penstock"
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """The tables of a page: what is in backquotes in the first cell, to the other cells."""
+    """Return a page's tables: the backquoted first cell of each row, and the other cells."""
     found: dict[str, list[str]] = {}
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -50,7 +54,7 @@ def rows(page: str) -> dict[str, list[str]]:
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Dotted name to default."""
+    """Return a map of dotted names to defaults."""
     found: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -83,7 +87,7 @@ def bounds(field: Any) -> list[str]:
 
 
 def every_setting() -> dict[str, FieldInfo]:
-    """Dotted name to field."""
+    """Return a map of dotted names to fields."""
     found: dict[str, FieldInfo] = {}
     for name, field in Config.model_fields.items():
         section = field.annotation
@@ -98,13 +102,13 @@ SETTINGS = every_setting()
 KEYS = keys_of(ModelSettings)
 
 
-def test_the_configuration_page_knows_exactly_what_there_is() -> None:
+def test_the_configuration_page_lists_exactly_the_existing_settings() -> None:
     documented = set(rows("configuration.md"))
     assert documented == SETTINGS.keys() | KEYS.keys()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_is_documented_as_it_is(name: str) -> None:
+def test_a_documented_setting_has_the_real_type_and_default(name: str) -> None:
     _, default, values, meaning = rows("configuration.md")[name]
     check_default(name, SETTINGS[name], default)
     for bound in bounds(SETTINGS[name]):
@@ -113,7 +117,7 @@ def test_a_setting_is_documented_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_a_key_is_documented_as_it_is(name: str) -> None:
+def test_a_documented_key_has_the_real_type_and_default(name: str) -> None:
     default, values, meaning = rows("configuration.md")[name]
     check_default(name, KEYS[name], default)
     for bound in bounds(KEYS[name]):
@@ -122,22 +126,21 @@ def test_a_key_is_documented_as_it_is(name: str) -> None:
 
 
 def test_the_flags_of_the_roles_are_documented() -> None:
-    roles = (serve.serve, roles_of_hosts.manager, roles_of_hosts.gateway, roles_of_hosts.worker)
+    roles = (serve_command.serve, roles_of_hosts.manager, roles_of_hosts.gateway, roles_of_hosts.worker)
     names = {name for role in roles for name in role.__annotations__}
-    flags = {
-        f"--{name.replace('_', '-')}" for name in names - {"return", "config", "context", "id_", "run_dir", "tether"}
-    }
+    unlisted = {"return", "config", "context", "folder", "id_", "run_dir", "tether"}
+    flags = {f"--{name.replace('_', '-')}" for name in names - unlisted}
     documented = {cells[0].strip("`") for name, cells in rows("configuration.md").items() if name in SETTINGS}
     assert flags == documented - {""}
     assert "--config" in (DOCS / "configuration.md").read_text(encoding="utf-8")
 
 
-def test_the_errors_page_knows_exactly_what_there_is() -> None:
+def test_the_errors_page_lists_exactly_the_existing_errors() -> None:
     assert rows("errors.md").keys() == BY_CODE.keys()
 
 
 @pytest.mark.parametrize("code", BY_CODE)
-def test_an_error_is_documented_as_it_is(code: str) -> None:
+def test_a_documented_error_has_the_real_status(code: str) -> None:
     error = BY_CODE[code]("x")
     meaning, grpc_status, http_status, retryable, definite, advice = rows("errors.md")[code]
     assert (grpc_status, http_status) == (statuses.grpc_code(error).name, str(statuses.http_code(error)))
@@ -147,14 +150,18 @@ def test_an_error_is_documented_as_it_is(code: str) -> None:
     assert advice
 
 
-def test_the_metrics_page_knows_exactly_what_there_is() -> None:
+def test_the_metrics_page_lists_exactly_the_existing_metrics() -> None:
     registry = CollectorRegistry()
     for kind in (
         SupervisorMetrics,
+        EdgeMetrics,
+        BackgroundMetrics,
         ServingMetrics,
         RouterMetrics,
         CacheMetrics,
         LimitMetrics,
+        SearchMetrics,
+        RequestLogMetrics,
         SessionMetrics,
         WorkerMetrics,
         RolloutMetrics,
@@ -168,8 +175,8 @@ def test_the_metrics_page_knows_exactly_what_there_is() -> None:
         assert documented[name][0] == metric.type, name
 
 
-def section(title: str) -> str:
-    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+def section(name: str, title: str) -> str:
+    page = (DOCS / name).read_text(encoding="utf-8")
     return page.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
@@ -177,19 +184,19 @@ def named_files(text: str) -> list[str]:
     return re.findall(r"`([a-z0-9_/]+/[a-z0-9_]+\.py)`", text)
 
 
-@pytest.mark.parametrize("file", sorted(set(named_files(section("A request's way")))))
-def test_every_place_on_a_requests_way_can_be_imported(file: str) -> None:
+@pytest.mark.parametrize("file", sorted(set(named_files(section("internals.md", "The path of a request")))))
+def test_every_module_on_a_requests_path_can_be_imported(file: str) -> None:
     import_module(f"penstock.{file.removesuffix('.py').replace('/', '.')}")
 
 
-def test_a_requests_way_has_at_most_twelve_steps() -> None:
-    assert 1 < len(re.findall(r"^\d+\. ", section("A request's way"), re.MULTILINE)) <= 12
+def test_a_requests_path_has_at_most_twelve_steps() -> None:
+    assert 1 < len(re.findall(r"^\d+\. ", section("internals.md", "The path of a request"), re.MULTILINE)) <= 12
 
 
-def test_what_decides_is_where_the_page_says_and_the_linter_holds_it_pure() -> None:
+def test_deciding_modules_are_where_the_page_says_and_kept_pure_by_the_linter() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (pure,) = (each["source_modules"] for each in contracts if each["name"].startswith("What decides"))
-    for row in section("Decide, then act").splitlines():
+    for row in section("internals.md", "Decide, then act").splitlines():
         if row.startswith("| `"):
             folder = ""
             for name in re.findall(r"`([a-z0-9_/]+(?:\.py|/))`", row.split("|")[1]):
@@ -200,23 +207,23 @@ def test_what_decides_is_where_the_page_says_and_the_linter_holds_it_pure() -> N
                 assert module in pure, f"{module} is not among the linter's pure modules"
 
 
-def test_the_architecture_page_knows_every_room() -> None:
-    rooms = section("Rooms")
+def test_the_architecture_page_lists_every_folder() -> None:
+    packages = section("architecture.md", "Packages")
     for folder in PACKAGE.iterdir():
         if folder.is_dir() and (folder / "__init__.py").is_file():
-            assert f"`{folder.name}/`" in rooms, f"docs/architecture.md does not know {folder.name}"
+            assert f"`{folder.name}/`" in packages, f"docs/architecture.md does not know {folder.name}"
 
 
 @pytest.mark.parametrize("page", sorted(file.name for file in DOCS.glob("*.md")))
-def test_files_that_a_page_names_are_there(page: str) -> None:
+def test_files_named_in_a_page_exist(page: str) -> None:
     for file in named_files((DOCS / page).read_text(encoding="utf-8")):
         home = PACKAGE if (PACKAGE / file.partition("/")[0] / "__init__.py").is_file() else ROOT
         is_example = not (home / file.partition("/")[0]).is_dir()
         assert is_example or (home / file).is_file(), f"docs/{page} names {file}"
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    pages = [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+def test_links_between_pages_have_targets() -> None:
+    pages = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *PACKAGE.rglob("*.md")]
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:

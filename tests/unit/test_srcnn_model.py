@@ -1,4 +1,4 @@
-"""The SRCNN that comes with Penstock is better than bicubic, on photographs that it was not trained on."""
+"""The SRCNN that ships with Penstock beats bicubic on photographs that it was not trained on."""
 
 from importlib.resources import files
 from io import BytesIO
@@ -27,7 +27,7 @@ MIN_GAIN_DB = 0.45
 
 
 def read_luminance(package: str, path: str) -> Image.Image:
-    """Its sides even, so that halving and doubling come out alike."""
+    """Return the luminance with even sides, so that halving and doubling give the same size."""
     with Image.open(BytesIO((files(package) / path).read_bytes())) as image:
         plane = image.convert("RGB").convert("YCbCr").getchannel("Y")
     return plane.crop((0, 0, plane.width // 2 * 2, plane.height // 2 * 2))
@@ -66,11 +66,11 @@ def test_every_photograph_is_better_than_bicubic(gains_db: dict[str, float], pat
     assert gains_db[path] >= MIN_GAIN_DB
 
 
-def test_the_mean_gain_is_what_was_measured_less_a_little_room(gains_db: dict[str, float]) -> None:
+def test_the_mean_gain_is_close_to_the_measured_one(gains_db: dict[str, float]) -> None:
     assert np.mean(list(gains_db.values())) >= MIN_MEAN_GAIN_DB
 
 
-def test_the_network_leaves_batch_and_size_open() -> None:
+def test_the_network_accepts_any_batch_and_size() -> None:
     session = onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
     (given,), (answer,) = session.get_inputs(), session.get_outputs()
     assert (given.name, given.type, given.shape) == (
@@ -81,5 +81,5 @@ def test_the_network_leaves_batch_and_size_open() -> None:
     assert (answer.name, answer.shape) == ("luminance_sr", given.shape)
 
 
-def test_the_model_file_is_small_enough_to_be_kept_with_the_code() -> None:
+def test_the_model_file_is_small_enough_for_the_repository() -> None:
     assert MODEL.stat().st_size < 500_000

@@ -70,7 +70,7 @@ class BentoML(RawPeer):
             },
             targets={"rest": target},
             ready_url=f"http://{target}/readyz",
-            # BentoML ends its workers when it is told to end, but a kill leaves them: each has its own process group.
+            # BentoML ends its workers at SIGTERM, but a kill leaves them: each has its own process group.
             stop_command=(str(python), str(SHARED / "leftovers.py"), str(folder.absolute())),
         )
 

@@ -14,7 +14,7 @@ GIVEN = json.loads(os.environ["BENTO_SETTING"])
 READY = Path(GIVEN["ready"])  # a folder, with a file for each worker that has its model
 
 
-# BentoML's own descriptors make the JSON schema of the input anew for each request, and know no bytes in batches.
+# BentoML's own descriptors make the JSON schema of the input for each request, and support no bytes in batches.
 class RawInput(bentoml.IODescriptor):
     __root_input__ = True
 

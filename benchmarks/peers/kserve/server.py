@@ -20,7 +20,7 @@ OUTPUTS = {"minilm": ("vector", "FP32"), "srcnn": ("image", "BYTES"), "noop": ("
 
 
 class Handler(Model):
-    """Runs in the event loop, as KServe's examples do."""
+    """A handler that runs in the event loop, as in KServe's examples."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options.model_name)
@@ -30,7 +30,7 @@ class Handler(Model):
         self.load()
 
     def __reduce__(self) -> Any:
-        """Every worker is sent this model, and an engine cannot be sent: each loads its own."""
+        """Let each worker load its own engine, because an engine cannot be sent to another process."""
         return type(self), (self._options,)
 
     def load(self) -> bool:
@@ -40,7 +40,7 @@ class Handler(Model):
         return True
 
     async def healthy(self) -> bool:
-        """Not before every worker listens, or the first would get all the connections."""
+        """Return True once every worker listens; otherwise the first worker would get all connections."""
         if not self._is_all_there:
             self._is_all_there = len(list(self._options.folder.glob("worker-*"))) >= self._options.workers
         return bool(self.ready and self._is_all_there)
@@ -65,7 +65,7 @@ class Handler(Model):
 
 
 class PooledHandler(Handler):
-    """Runs in threads of its own, so that the event loop stays free; the engines release the GIL."""
+    """A handler that runs in its own threads, which keeps the event loop free because engines release the GIL."""
 
     def load(self) -> bool:
         self._pool = ThreadPoolExecutor(self._options.pool)
@@ -85,18 +85,21 @@ def runner(options: argparse.Namespace) -> Callable[[Any], Any]:
 
 
 def text(element: str | bytes) -> str:
-    """gRPC gives bytes, REST what KServe has decoded."""
+    """Return the text; gRPC passes bytes, REST passes the string that KServe has decoded."""
     return element.decode() if isinstance(element, bytes) else element
 
 
 def photo(element: str | bytes) -> bytes:
-    """gRPC gives bytes; KServe's REST takes only text in a BYTES tensor, so there it is base64."""
+    """Return the photograph.
+
+    GRPC passes bytes, REST passes base64 because KServe accepts only text in BYTES tensors.
+    """
     return element if isinstance(element, bytes) else base64.b64decode(element)
 
 
 @asynccontextmanager
 async def announce(_: Any) -> AsyncIterator[None]:
-    """Uvicorn runs this in each worker as the last thing before it listens."""
+    """Report that this worker is ready; uvicorn calls this in each worker right before it listens."""
     (parsed().folder / f"worker-{os.getpid()}").touch()
     yield
 

@@ -15,7 +15,7 @@ Run = Callable[[Elements], ResponseOutput]
 
 
 class Handler(MLModel):
-    """A batch is one request whose first dimension has grown; what a worker runs, it runs one after the other."""
+    """A handler whose request has a first dimension for the batch. Each worker runs one request at a time."""
 
     async def load(self) -> bool:
         options = self.settings.parameters.extra

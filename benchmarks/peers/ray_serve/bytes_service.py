@@ -9,7 +9,7 @@ SERVICE = "peer.Model"
 
 
 def add_to_server(servicer: Any, server: Any) -> None:
-    """What a generated add_…Servicer_to_server does; Serve puts its own handlers in the place of the servicer's."""
+    """Add the servicer's handlers like a generated add_…Servicer_to_server; Serve replaces them by its own."""
     handler = grpc.unary_unary_rpc_method_handler(
         servicer.Predict, request_deserializer=BytesValue.FromString, response_serializer=BytesValue.SerializeToString
     )

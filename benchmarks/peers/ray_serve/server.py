@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 
 def application(given: dict[str, Any]) -> serve.Application:
-    """The class is made here because the decorator wants the size of a batch."""
+    """Return the application; the class is defined here because its decorator needs the batch size."""
 
     def ready_status() -> int:
         return 200 if os.path.exists(given["ready"]) else 503  # made when all replicas are there

@@ -1,4 +1,4 @@
-"""Texts to vectors: what every peer runs in its handler. Needs numpy, tokenizers and an engine."""
+"""Converts texts to vectors in the handlers of all peers. Needs numpy, tokenizers and an engine."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ MAX_LENGTH = 256
 
 
 class Embedder:
-    """`engine` is onnx (ONNX Runtime, FP32) or openvino (BF16 where the processor has it)."""
+    """An embedder whose `engine` is onnx (ONNX Runtime, FP32) or openvino (BF16 if the processor supports it)."""
 
     def __init__(self, folder: str | os.PathLike[str], engine: str = "onnx", threads: int = 1) -> None:
         from tokenizers import Tokenizer
@@ -21,7 +21,7 @@ class Embedder:
         self._run = {"onnx": onnx_run, "openvino": openvino_run}[engine](path / "model.onnx", threads)
 
     def embed(self, texts: Sequence[str]) -> Any:
-        """A float32 array [n, 384]; the texts are padded to the longest of them."""
+        """Return a float32 array [n, 384]; the texts are padded to the longest of them."""
         import numpy as np
 
         found = self._tokenizer.encode_batch(list(texts))
@@ -30,7 +30,7 @@ class Embedder:
         return self._run({"input_ids": ids, "attention_mask": mask})
 
     def embed_alike(self, texts: Sequence[str], max_tokens: int = 256) -> Any:
-        """The same in batches of like lengths, for servers whose own batches mix them."""
+        """Like `embed`, in batches of similar lengths, for servers whose own batches mix lengths."""
         import numpy as np
 
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))

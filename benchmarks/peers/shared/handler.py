@@ -1,4 +1,4 @@
-"""Bytes to bytes: what the peers whose handlers get the body of a request as it came run in them."""
+"""Converts bytes to bytes, in the peers whose handlers get the unchanged body of a request."""
 
 import io
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Handler:
-    """A text in UTF-8 to 384 float32, a JPEG to a PNG, or 256 float32 to the same. Not for two threads at a time."""
+    """A handler of a text to 384 float32, of a JPEG to a PNG, or of 256 float32 to themselves. Not thread-safe."""
 
     def __init__(self, workload: str, folder: str, engine: str = "onnx", threads: int = 1, alike: bool = False) -> None:
         self._many = {"minilm": self._embed, "srcnn": self._upscale, "noop": self._repeat}[workload]
@@ -37,7 +37,7 @@ class Handler:
 
 
 def load(workload: str, folder: str, engine: str = "onnx", threads: int = 1) -> Any:
-    """What serves a workload: an Embedder, an Upscaler or a Noop."""
+    """Return an Embedder, an Upscaler or a Noop for the workload."""
     if workload == "minilm":
         from embedder import Embedder
 

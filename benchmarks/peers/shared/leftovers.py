@@ -1,4 +1,4 @@
-"""Ends what one server has left: workers of some servers are not in the process group of the process that was started.
+"""Ends the processes of one server that are not in the process group of the started process.
 
 All of them have the server's own mark in their environment. Run with the mark, and with folders to remove.
 """
@@ -35,7 +35,7 @@ def marked(mark: str) -> list[int]:
 def environment(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         return []
 
 

@@ -1,4 +1,4 @@
-"""The identity of a tensor, run by ONNX Runtime: what every peer runs in its handler for the no-op."""
+"""The identity of a tensor, run by ONNX Runtime in the handlers of all peers."""
 
 import os
 from pathlib import Path
@@ -12,5 +12,5 @@ class Noop:
         self._run = onnx_run(Path(folder) / "model.onnx", 1)
 
     def run(self, x: Any) -> Any:
-        """A float32 array [n, 256] in and out."""
+        """Return the float32 array [n, 256] unchanged."""
         return self._run({"x": x})

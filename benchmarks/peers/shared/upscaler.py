@@ -1,4 +1,4 @@
-"""A photograph to one of twice its size: what every peer runs in its handler. Needs numpy, Pillow and an engine.
+"""Enlarges a photograph twice in the handlers of all peers. Needs numpy, Pillow and an engine.
 
 It does what Penstock's upscale task does for a small colour JPEG: bicubic for all of it, the network for the luminance.
 """
@@ -18,7 +18,7 @@ class Upscaler:
         self._run = {"onnx": onnx_run, "openvino": openvino_run}[engine](Path(folder) / "model.onnx", threads)
 
     def upscale(self, jpeg: bytes) -> bytes:
-        """A PNG."""
+        """Return a PNG."""
         import numpy as np
         from PIL import Image
 

@@ -66,7 +66,7 @@ class TorchServe(RawPeer):
     route = f"/predictions/{MODEL}"
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        """Those of "best" have one of ONNX Runtime among them."""
+        """Return the candidates; those of the group "best" include one with ONNX Runtime."""
         if workload == NOOP:
             return [candidate("onnx", *shape) for shape in SHAPES[NOOP]]
         if comparison == SAME:
@@ -154,7 +154,7 @@ def java_command(folder: Path, python: Path) -> list[str]:
 
 
 def field(number: int, value: bytes) -> bytes:
-    """A length-delimited field of a protobuf message."""
+    """Return a length-delimited field of a protobuf message."""
     size, rest = bytearray(), len(value)
     while rest > 127:
         size.append(rest & 127 | 128)

@@ -1,4 +1,4 @@
-"""What a TorchServe worker runs: the bytes of a batch of requests in, the bytes of their answers out."""
+"""The code that a TorchServe worker runs: takes the bytes of a batch of requests and returns those of the answers."""
 
 import logging
 import os
@@ -24,7 +24,10 @@ class Service:
         return [self._handler.one(body) if body else self._report(context, index) for index, body in enumerate(bodies)]
 
     def _report(self, context: Any, index: int) -> bytes:
-        """A request without data asks whether every worker is there: TorchServe's own /ping does not wait for that."""
+        """Answer a request without data, which checks that every worker is ready.
+
+        TorchServe's /ping does not wait for that.
+        """
         is_ready = len(list(self._loaded.iterdir())) >= self._workers
         context.set_response_status(200 if is_ready else 503, "", index)
         return b""

@@ -1,4 +1,4 @@
-"""The model for Triton's Python backend: what Triton finds as `1/model.py` and runs, a process for each instance."""
+"""The model for Triton's Python backend, which runs `1/model.py` in one process per instance."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ class TritonPythonModel:
         self._run = batch_run(config["name"], options)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Triton hands over a batch as its requests; they have one row each."""
+        """Run a batch, which Triton passes as requests of one row each."""
         import numpy as np
 
         rows = [pb_utils.get_input_tensor_by_name(request, self._input).as_numpy() for request in requests]

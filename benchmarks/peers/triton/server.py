@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def serve_python_backend(options: argparse.Namespace) -> None:
-    """Becomes the server, so that whoever ends this process ends the server."""
+    """Replace this process by the server, so that ending this process ends the server."""
     root = Path(pytriton.__file__).parent
     backend = options.folder / "backends" / "python"
     backend.mkdir(parents=True)
@@ -45,13 +45,21 @@ def serve_python_backend(options: argparse.Namespace) -> None:
         "grpc-port": options.grpc,
         "allow-metrics": "false",
         "log-info": "false",
+        **tls_flags(options),
     }
     program = str(root / "tritonserver" / "bin" / "tritonserver")
     os.execve(program, [program, *(f"--{name}={value}" for name, value in flags.items())], environment)
 
 
+def tls_flags(options: argparse.Namespace) -> dict[str, str]:
+    """Return the flags for TLS on the gRPC port; Triton has none for REST."""
+    if not options.tls_cert:
+        return {}
+    return {"grpc-use-ssl": "true", "grpc-server-cert": options.tls_cert, "grpc-server-key": options.tls_key}
+
+
 def config(options: argparse.Namespace) -> str:
-    """The model's config.pbtxt."""
+    """Return the model's config.pbtxt."""
     parameters = {name: getattr(options, name) for name in ("model", "engine", "threads", "alike")}
     batching = f"dynamic_batching {{ max_queue_delay_microseconds: {options.delay_us} }}\n" if options.batch > 1 else ""
     return (
@@ -115,6 +123,8 @@ def parsed() -> argparse.Namespace:
     for name in ("workload", "model", "engine", "alike", "host"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    for name in ("tls-cert", "tls-key"):
+        parser.add_argument(f"--{name}", default="")
     for name in ("rest", "grpc", "instances", "threads", "batch", "delay_us"):
         parser.add_argument(f"--{name}", type=int, required=True)
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""What is served, as both ways into Triton need it: the tensors of each workload and a function of a batch."""
+"""The served models for both ways into Triton: the tensors of each workload, and a function for a batch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ OUTPUTS = {
 
 
 def batch_run(workload: str, options: Mapping[str, str]) -> Callable[[Any], Any]:
-    """An array [n, size of the input's row] to one of [n, size of the output's row]."""
+    """Return a function from an array [n, size of the input's row] to an array [n, size of the output's row]."""
     import numpy as np
     from handler import load
 

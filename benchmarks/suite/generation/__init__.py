@@ -1,1 +1,1 @@
-"""What serving costs a model that generates text: the bare engine, Penstock, and llama.cpp on one file."""
+"""The cost of serving generated text: the bare engine, Penstock and llama.cpp with the same file."""

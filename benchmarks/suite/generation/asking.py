@@ -1,4 +1,4 @@
-"""Callers of `/v1/completions`, at any server that has it: what each got, and when."""
+"""Callers of `/v1/completions` at any server, with the content and times of each answer."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ DEADLINE_S = 300.0
 
 
 @dataclass(slots=True)
-class Told:
-    """Of one answer, in seconds since the first was asked for."""
+class AnswerTimes:
+    """Times of one answer, in seconds since the first request."""
 
     due: float
     first: float = 0.0
@@ -21,7 +21,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """By so many callers, each with its next prompt when it has its answer; or, without any, each when it is due."""
+    """A load of callers who wait for their answers or, without callers, of requests at given times."""
 
     prompts: Sequence[str]
     tokens: int
@@ -29,14 +29,14 @@ class Asking:
     due: Sequence[float] = ()
 
 
-async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -> list[Told]:
+async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -> list[AnswerTimes]:
     began = time.perf_counter()
     waiting = iter(range(len(asking.prompts)))
 
-    async def ask(index: int) -> Told:
+    async def ask(index: int) -> AnswerTimes:
         due = asking.due[index] if asking.due else time.perf_counter() - began
         await asyncio.sleep(max(0.0, due - (time.perf_counter() - began)))
-        told = Told(due)
+        told = AnswerTimes(due)
         body = {"model": model, "prompt": asking.prompts[index], "max_tokens": asking.tokens, "temperature": 0}
         body |= {"ignore_eos": True, "stream": is_streamed}
         async for line in post(address, "/v1/completions", body):
@@ -47,7 +47,7 @@ async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -
         told.end = time.perf_counter() - began
         return told
 
-    async def caller(indices: Iterable[int]) -> list[Told]:
+    async def caller(indices: Iterable[int]) -> list[AnswerTimes]:
         return [await ask(index) for index in indices]
 
     callers = [waiting] * asking.callers if asking.callers else [iter([index]) for index in waiting]
@@ -57,7 +57,7 @@ async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -
 
 
 async def post(address: str, path: str, content: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    """The answer's lines. By hand: what a client's library takes of two cores, the engine would lack."""
+    """Return the answer's lines; written by hand, because a client library would take CPU time from the engine."""
     body = json.dumps(content).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n"
     reader, writer = await asyncio.open_connection(*address.split(":"))

@@ -1,4 +1,4 @@
-"""The bare engine as a program: a line of JSON says what to generate, a line tells how it went.
+"""The bare engine as a program: reads a line of JSON with the work, and writes a line with the results.
 
     python -m benchmarks.suite.generation.bare <settings as JSON>
 
@@ -21,7 +21,7 @@ class BareEngine:
         self._runtime = GenaiRuntime(settings)
 
     def run(self, prompts: Sequence[str], tokens: int, callers: int, due: Sequence[float]) -> list[dict[str, float]]:
-        """By so many callers, each with its next prompt when it has its answer; without any, each when it is due."""
+        """Generate for callers who wait for their answers or, without callers, at given times."""
         config = openvino_genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
         running: dict[Any, tuple[dict[str, float], list[int]]] = {}
         found: list[dict[str, float]] = []

@@ -1,4 +1,4 @@
-"""Generated tokens and first tokens: Penstock over the bare engine, in turns, and llama.cpp beside them."""
+"""Figures of generated tokens and first tokens: Penstock, the bare engine and llama.cpp in turns."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.repository import link_model
 from benchmarks.suite.figures import SuiteFigure, ratio
-from benchmarks.suite.generation.asking import Asking, Told, ask_all
+from benchmarks.suite.generation.asking import AnswerTimes, Asking, ask_all
 from benchmarks.suite.generation.neighbour import WAYS, neighbour_p99_ms
-from penstock.experiments.processes import Running, ServerRun
+from penstock.experiments.processes import ChildProcess, ServerRun
 from penstock.models.folder import read_model_folder
 from penstock.models.samples.texts import mixed
 
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 
 class Prompts:
-    """What is compared is asked the same texts, each under a number of its own: nothing is in a prefix cache."""
+    """The prompts of a comparison: the same texts with a number of their own each, so that no prefix cache has them."""
 
     def __init__(self) -> None:
         self._numbers = count(1000)
@@ -47,8 +47,8 @@ class Prompts:
         return [f"{next(self._numbers)}. {text}" for text in texts]
 
 
-class EngineRun(Running):
-    """The bare engine with the settings of the model that ships."""
+class EngineRun(ChildProcess):
+    """The bare engine with the settings of the shipped model."""
 
     def __init__(self, model: Path) -> None:
         folder = read_model_folder(model)
@@ -58,15 +58,15 @@ class EngineRun(Running):
         command = [sys.executable, "-m", "benchmarks.suite.generation.bare", *words]
         super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
 
-    def run(self, asking: Asking) -> list[Told]:
+    def run(self, asking: Asking) -> list[AnswerTimes]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(asdict(asking)).encode() + b"\n")
         self.process.stdin.flush()
-        return [Told(**told) for told in json.loads(self.process.stdout.readline())]
+        return [AnswerTimes(**told) for told in json.loads(self.process.stdout.readline())]
 
 
-class LlamaRun(Running):
+class LlamaRun(ChildProcess):
     def __init__(self, file: Path, threads: int) -> None:
         words = [str(file), str(max(CALLERS)), "1024", str(threads)]
         command = [sys.executable, "-m", "benchmarks.suite.generation.llama", *words]
@@ -77,7 +77,7 @@ class LlamaRun(Running):
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The same asked of each, in turns."""
+    """The servers that are compared, which get the same requests in turns."""
 
     engine: EngineRun
     served: str
@@ -85,7 +85,7 @@ class Ways:
     prompts: Prompts = field(default_factory=Prompts)
 
     def turn(self, callers: int, is_reversed: bool) -> dict[str, float]:
-        """Tokens a second. What is held against each other runs right after each other: a machine's pace wanders."""
+        """Return tokens per second of each; measured right after one another, as the machine's speed changes."""
         ways = ["engine", "whole", "streamed"]
         return self._tokens_per_s(ways[::-1] if is_reversed else ways, callers)
 
@@ -106,7 +106,7 @@ class Ways:
             found[way] = len(told) * TOKENS / max(one.end for one in told)
         return found
 
-    def _run(self, way: str, asking: Asking) -> list[Told]:
+    def _run(self, way: str, asking: Asking) -> list[AnswerTimes]:
         if way == "engine":
             return self.engine.run(asking)
         address = self.llama if way == "llama.cpp" else self.served
@@ -116,7 +116,7 @@ class Ways:
 def generation_figures(
     models: Path, folder: Path, rounds: int, say: Say
 ) -> tuple[list[SuiteFigure], dict[str, float | str]]:
-    """And what has no bar."""
+    """Return the figures, including those without a bar."""
     link_model(models / MODEL, folder / "models" / MODEL, residence={"load": "eager"})
     with (
         EngineRun(folder / "models" / MODEL) as engine,
@@ -178,7 +178,7 @@ def _figures(rates: Sequence[dict[int, dict[str, float]]], firsts: Sequence[dict
 
 
 def _arrivals(rate: float, seed: int) -> list[float]:
-    """When requests come that nobody coordinates."""
+    """Return random times of arrival."""
     rng = random.Random(seed)
     return list(accumulate(rng.expovariate(rate) for _ in range(ARRIVALS)))
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server as a program: prints its address, and ends with its standard input.
+"""llama.cpp's HTTP server as a program: prints its address, and ends when its standard input ends.
 
 python -m benchmarks.suite.generation.llama <model.gguf> <requests at a time> <tokens of each> <threads>
 """

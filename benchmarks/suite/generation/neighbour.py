@@ -1,4 +1,4 @@
-"""What a busy model that generates costs another on the same machine, and what its settings spare it."""
+"""The cost of a busy generating model for another model on the same machine, and what settings reduce it."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def neighbour_p99_ms(models: Path, folder: Path, seconds: float) -> dict[str, float]:
-    """Alone, and beside the other, which is set up in each of these ways."""
+    """Return the p99 of a model alone, and beside a generating model with each of these settings."""
     found: dict[str, float] = {}
     for name, changes in WAYS.items():
         link_model(models / NEIGHBOUR, folder / name / "models" / NEIGHBOUR)

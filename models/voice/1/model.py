@@ -81,5 +81,6 @@ def find_network():
         if file.is_file():
             return file
     raise EngineFailed(
-        "its network is in a package that is not installed; run `pip install --no-deps silero-vad`, then load it again"
+        "its network is in a package that is not installed; run `pip install --no-deps silero-vad`, then "
+        "`penstock model load voice`"
     )

@@ -1,1 +1,1 @@
-"""The only wiring: one file a role, the supervisor, where things are."""
+"""Assembles each role (manager, gateway, worker, directory, or a whole server) from the other packages."""

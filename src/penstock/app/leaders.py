@@ -1,28 +1,28 @@
-"""Where a role finds the manager that leads: at a socket, among the managers that it was told of, or in their store."""
+"""Finds the leading manager: at a unix socket, among the configured managers, or in the managers' etcd store."""
 
 from contextlib import AsyncExitStack
 
-from penstock.app.places import ServerPlaces, is_store
 from penstock.core.config import Config
-from penstock.wire.asking import AskedManagers
+from penstock.storage.process_addresses import ServerPaths, is_store
 from penstock.wire.channels import Channels
-from penstock.wire.leader import Leader, LeaderSource, SoleManager
+from penstock.wire.leader_connection import FixedLeader, Leader, LeaderSource
+from penstock.wire.leader_search import LeaderSearch
 
 
-def open_leader(config: Config, places: ServerPlaces, stack: AsyncExitStack) -> Leader:
+def open_leader(config: Config, paths: ServerPaths, stack: AsyncExitStack) -> Leader:
     channels = Channels.of(config)
-    leader = Leader(_source(places.managers(config), channels), channels)
+    leader = Leader(_choose_source(paths.managers(config), channels), channels)
     stack.push_async_callback(leader.close)
     return leader
 
 
-def _source(managers: tuple[str, ...], channels: Channels) -> LeaderSource:
+def _choose_source(managers: tuple[str, ...], channels: Channels) -> LeaderSource:
     if is_store(managers[0]):
-        # Here and not above: few need it.
+        # Imported here, because few roles use etcd.
         from penstock.storage.metadata.etcd import EtcdMetadataStore
-        from penstock.storage.metadata.leader import StoredLeader
+        from penstock.storage.metadata.stored_leader import StoredLeader
 
         return StoredLeader(EtcdMetadataStore.of(managers[0]))
     if managers[0].startswith("unix:"):
-        return SoleManager(managers[0])
-    return AskedManagers(managers, channels=channels)
+        return FixedLeader(managers[0])
+    return LeaderSearch(managers, channels=channels)

@@ -1,24 +1,26 @@
-"""The first process of a container is the parent of all whose own has ended: their ends are its to take note of."""
+"""Reaps orphaned processes: in a container, process 1 becomes the parent of processes whose own parent has ended."""
 
-import asyncio
 import os
 from contextlib import AsyncExitStack, suppress
 
 import psutil
-import structlog
 
-log = structlog.get_logger()
-LOOK_S = 0.5
+from penstock.telemetry.background import BackgroundTasks
+
+CHECK_S = 0.5
 
 
 class Orphans:
-    """Who started one here takes note of its end at once: one that is there still at the next look is nobody's."""
+    """Reaps ended child processes that no other code in this process waits for.
+
+    These are the children that had ended at the last check of `reap` and still exist at the next check.
+    """
 
     def __init__(self) -> None:
         self._ended: set[int] = set()
 
-    def look(self) -> None:
-        ended = _ended_children()
+    def reap(self) -> None:
+        ended = _find_ended_children()
         for pid in ended & self._ended:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -26,26 +28,18 @@ class Orphans:
 
 
 def adopt_orphans(stack: AsyncExitStack) -> None:
-    """Until the stack is left, where this is the first process."""
+    """Reap orphaned processes until the stack closes, if this is process 1."""
     if os.getpid() == 1:
-        looking = asyncio.create_task(_look_forever(Orphans()), name="orphans")
-        stack.callback(looking.cancel)
+        tasks = BackgroundTasks("orphans")
+        tasks.supervise("orphans", Orphans().reap, every=CHECK_S)
+        stack.push_async_callback(tasks.close)
 
 
-async def _look_forever(orphans: Orphans) -> None:
-    while True:
-        await asyncio.sleep(LOOK_S)
-        try:
-            orphans.look()
-        except Exception:
-            log.exception("bug", where="orphans")
-
-
-def _ended_children() -> set[int]:
+def _find_ended_children() -> set[int]:
     try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return set()
-    except ChildProcessError:  # there is none
+    except ChildProcessError:  # there are no children
         return set()
     return {child.pid for child in psutil.Process().children() if _has_ended(child)}
 

@@ -1,48 +1,62 @@
-"""The ports of a server: reserved by its first process, shared by its gateways, and by nobody else."""
+"""The ports of a server: its first process reserves them, and only its gateways share them."""
 
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TypeVar
 
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 
 BACKLOG = 2048
+SOCKET_MODE = 0o666  # the permissions of its folder decide who may connect
 T = TypeVar("T")
 
 
 def reserve_port(host: str, port: int, flag: str) -> socket.socket:
-    """A socket that is bound and never listens keeps the port while gateways come and go; 0 takes a free one."""
-    # SO_REUSEPORT would let a second server share the port in silence, so look before it is opened so.
+    """Return a bound socket that never listens, but reserves the port across gateway restarts. 0 means a free port."""
+    # With SO_REUSEPORT a second server could share the port unnoticed, so check first without it.
     _bind(host, port, flag, socket.SO_REUSEADDR).close()
-    # Without SO_REUSEADDR: had both sides that, a second server could bind while no gateway listens.
+    # Without SO_REUSEADDR, because a second server could otherwise bind while no gateway listens.
     return _bind(host, port, flag, socket.SO_REUSEPORT)
 
 
 def reserve_ports(config: Config, stack: AsyncExitStack) -> tuple[int, int]:
-    """Of the clients' doors, for as long as the stack is open: HTTP's and gRPC's."""
+    """Reserve the clients' HTTP and gRPC ports until the stack closes."""
     http = stack.enter_context(reserve_port(config.host, config.http_port, "--http-port"))
     grpc = stack.enter_context(reserve_port(config.host, config.grpc_port, "--grpc-port"))
+    if config.edge_http3:  # checked and not reserved: a socket that nobody reads would receive clients' packets
+        _bind(config.host, http.getsockname()[1], "--http-port", kind=socket.SOCK_DGRAM).close()
     return http.getsockname()[1], grpc.getsockname()[1]
 
 
 def open_http_socket(host: str, port: int) -> socket.socket:
-    """Shared by the gateways of one machine; a client that comes now waits to be taken."""
+    """Open a listening socket that gateways of this machine can share; clients that connect now wait in its backlog."""
     opened = _bind(host, port, "--http-port", socket.SO_REUSEADDR, socket.SO_REUSEPORT)
     opened.listen(BACKLOG)
     return opened
 
 
+def open_unix_socket(path: str) -> socket.socket:
+    """Open a listening unix socket. Replace the file that a killed process may have left."""
+    Path(path).unlink(missing_ok=True)
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened.bind(path)
+    Path(path).chmod(SOCKET_MODE)
+    opened.listen(BACKLOG)
+    return opened
+
+
 async def open_own_socket(host: str, flag: str, port: int) -> socket.socket:
-    """One that nobody shares; as `open_usual` asks for it."""
+    """Open a listening socket that is not shared."""
     opened = _bind(host, port, flag, socket.SO_REUSEADDR)
     opened.listen(BACKLOG)
     return opened
 
 
-async def open_usual(listen: Callable[[int], Awaitable[T]], wanted: int | None, usual: int) -> T:
-    """At the port that is wanted, or the usual one; that gives way to a free one where another role has it."""
+async def open_default_port(listen: Callable[[int], Awaitable[T]], wanted: int | None, usual: int) -> T:
+    """Listen at the port `wanted`; if it is None, at the port `usual`, or at a free port if `usual` is in use."""
     try:
         return await listen(usual if wanted is None else wanted)
     except ConfigError:
@@ -51,13 +65,16 @@ async def open_usual(listen: Callable[[int], Awaitable[T]], wanted: int | None, 
         return await listen(0)
 
 
-def _bind(host: str, port: int, flag: str, *options: int) -> socket.socket:
-    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+def _bind(
+    host: str, port: int, flag: str, *options: int, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> socket.socket:
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
     for option in options:
         opened.setsockopt(socket.SOL_SOCKET, option, 1)
     try:
         opened.bind((host, port))
     except OSError as error:
         opened.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {flag}") from error
+        over = " over UDP" if kind is socket.SOCK_DGRAM else ""
+        raise ConfigError(f"cannot listen on {host}:{port}{over}: {error.strerror}; choose another {flag}") from error
     return opened

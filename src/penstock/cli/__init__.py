@@ -1,1 +1,1 @@
-"""The command line: parses, then calls app or client."""
+"""The command line: parses arguments, and calls the packages app and client."""

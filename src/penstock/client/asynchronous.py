@@ -1,4 +1,4 @@
-"""The client for an event loop: requests share a few streams, and answers come as they are done."""
+"""The client for an event loop: its requests share a few streams, and each answer returns as soon as it is ready."""
 
 import asyncio
 import time
@@ -11,35 +11,39 @@ import grpc
 
 from penstock.client import faults
 from penstock.client.calls import Ask, Calls
+from penstock.client.client_options import ClientOptions, read_server
 from penstock.client.connection import Connection
-from penstock.client.direct import CHECK_S, PROBE_S, WorkerWay
-from penstock.client.generation import (
+from penstock.client.direct import CHECK_S, PROBE_S, WorkerRoute
+from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, OWN_CHANNEL_OPTIONS
+from penstock.client.ordered_results import map_in_order
+from penstock.client.shared_stream import InferStream
+from penstock.client.tasks import ImageOptions
+from penstock.client.text_generation import (
     AnswerOptions,
     Generated,
     Messages,
     Prompt,
     TextDelta,
-    ask_chat,
-    ask_prompt,
+    chat_request,
+    prompt_request,
 )
-from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, OWN_CHANNEL_OPTIONS
-from penstock.client.options import ClientOptions, read_server
-from penstock.client.ordered import in_order
-from penstock.client.stream import InferStream
-from penstock.client.tasks import ImageOptions
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.wire.channels import Channels, bearer
 
-# Each stream is a connection of its own: several gateways on one port then share the requests.
+# Each stream has its own connection, so that several gateways on one port share the requests.
 STREAMS = 4
-# A larger request goes alone: it would hold up its stream, and one over the server's limit would end it for all.
+# A larger request is sent as a separate call: on a stream it would delay other requests, and if it exceeded the
+# server's limit, the whole stream would end.
 MAX_STREAMED_BYTES = 512 * 1024
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class AsyncClient(Calls):
-    """Used from one event loop. A call that is given up is not heard; the server drops it at its deadline."""
+    """A Penstock client for use from one event loop.
+
+    If you cancel a call, its answer is ignored, but the server may work on the request until the deadline.
+    """
 
     def __init__(
         self,
@@ -48,13 +52,16 @@ class AsyncClient(Calls):
         streams: int = STREAMS,
         **options: Unpack[ClientOptions],
     ) -> None:
-        """`address`: HOST:PORT, or https://HOST:PORT for TLS; `timeout_s` is the deadline of every call that is given
-        no other."""
+        """Prepare a client; connections open with the first calls.
+
+        `address` is HOST:PORT, or https://HOST:PORT for TLS. `timeout_s` is the deadline of calls without a
+        `timeout_s` of their own. `streams` is the number of connections that the requests share.
+        """
         server = read_server(address, options)
         super().__init__(server, address, timeout_s, options, max(1, streams))
         self._streams: list[InferStream | None] = [None] * len(self._connections)
         self._turns = cycle(range(len(self._connections)))
-        self._tasks_beside: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -70,8 +77,11 @@ class AsyncClient(Calls):
         timeout_s: float | None = None,
         **options: Unpack[ImageOptions],
     ) -> AsyncGenerator[bytes, None]:
-        """Upscaled images in the order of `images`, with at most `window` on their way, or done and not taken."""
-        return in_order(images, partial(self.upscale, model=model, timeout_s=timeout_s, **options), window)
+        """Yield the upscaled images in the order of `images`.
+
+        At most `window` images are being processed or wait to be read by the caller.
+        """
+        return map_in_order(images, partial(self.upscale, model=model, timeout_s=timeout_s, **options), window)
 
     @overload
     def chat(
@@ -86,8 +96,11 @@ class AsyncClient(Calls):
     def chat(
         self, model: str, messages: Messages, *, stream: bool = False, **options: Unpack[AnswerOptions]
     ) -> Coroutine[Any, Any, Generated] | AsyncGenerator[TextDelta, None]:
-        """The answer to a chat, or with `stream` what comes of it as it comes: closing that cancels the rest."""
-        asked = ask_chat(model, messages, options)
+        """Return the model's answer to a chat, or with `stream=True` an iterator over its parts as they are generated.
+
+        Close the iterator to cancel the rest of the answer.
+        """
+        asked = chat_request(model, messages, options)
         return self._generate_stream(asked) if stream else self._generate(asked)
 
     @overload
@@ -103,15 +116,15 @@ class AsyncClient(Calls):
     def generate(
         self, model: str, prompt: Prompt, *, stream: bool = False, **options: Unpack[AnswerOptions]
     ) -> Coroutine[Any, Any, Generated] | AsyncGenerator[TextDelta, None]:
-        """How the model goes on from a prompt; otherwise as `chat`."""
-        asked = ask_prompt(model, prompt, options)
+        """Complete a raw prompt, without a chat template; otherwise like `chat`."""
+        asked = prompt_request(model, prompt, options)
         return self._generate_stream(asked) if stream else self._generate(asked)
 
     async def close(self) -> None:
         for stream in self._streams:
             if stream is not None:
                 await stream.close()
-        for task in self._tasks_beside:
+        for task in self._background:
             task.cancel()
         for connection in (*self._connections, *self._workers.values()):
             await connection.channel.close()
@@ -119,10 +132,10 @@ class AsyncClient(Calls):
     def _open(self, channels: Channels, address: str) -> Connection:
         return Connection(channels.open(address, OWN_CHANNEL_OPTIONS))
 
-    def _leave(self, index: int, connection: Connection) -> None:
+    def _replace(self, index: int, connection: Connection) -> None:
         if self._connections[index] is not connection:
             return
-        super()._leave(index, connection)
+        super()._replace(index, connection)
         stream, self._streams[index] = self._streams[index], None
 
         async def close() -> None:
@@ -130,56 +143,56 @@ class AsyncClient(Calls):
             if stream is not None:
                 await stream.close()
 
-        self._beside(close())
+        self._start_task(close())
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._tasks_beside.add(task)
-        task.add_done_callback(self._tasks_beside.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def _each(
+    def _map_in_order(
         self, items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
     ) -> AsyncGenerator[R, None]:
-        return in_order(items, work, window)
+        return map_in_order(items, work, window)
 
-    def _asking(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
+    def _gateway_attempt(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
         if sum(map(len, message.raw_input_contents)) > MAX_STREAMED_BYTES:
-            return super()._asking(message)
+            return super()._gateway_attempt(message)
         has_timeout = "timeout" in message.parameters
         is_sent = False
 
         async def ask(timeout_s: float) -> pb.ModelInferResponse:
             nonlocal is_sent
             sent = message
-            if is_sent:  # what was given up may still be in line
+            if is_sent:  # copy the message, because the previous attempt's message may still be in the send queue
                 sent = pb.ModelInferRequest()
                 sent.CopyFrom(message)
             is_sent = True
-            # A stream has no deadline of its own: each request carries what it has left, in microseconds.
+            # A stream has no deadline, so each request carries its remaining time, in microseconds.
             if not has_timeout:
                 sent.parameters["timeout"].int64_param = max(1, int(timeout_s * 1e6))
-            index, began = self._least_busy(), time.monotonic()
+            index, started = self._find_least_busy(), time.monotonic()
             connection, stream = self._connections[index], self._streams[index]
             assert stream is not None, "it was just opened"
             try:
                 async with asyncio.timeout(timeout_s):
                     return await stream.ask(sent)
             except TimeoutError:
-                if max(stream.heard_at, connection.heard_at) < began:
-                    self._leave(index, connection)
-                raise faults.late() from None
+                if max(stream.answered_at, connection.answered_at) < started:
+                    self._replace(index, connection)
+                raise faults.timed_out() from None
 
         return ask
 
     async def _ask_worker(
-        self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
+        self, route: WorkerRoute, message: pb.ModelInferRequest, timeout_s: float
     ) -> pb.ModelInferResponse:
-        worker = self._worker(way).stub
-        call = worker.ModelInfer(message, timeout=timeout_s, metadata=bearer(way.token))
+        worker = self._worker_connection(route).stub
+        call = worker.ModelInfer(message, timeout=timeout_s, metadata=bearer(route.token))
         is_silent = False
 
         async def check() -> None:
@@ -189,27 +202,28 @@ class AsyncClient(Calls):
                     await worker.ServerLive(pb.ServerLiveRequest(), timeout=PROBE_S)
                 except grpc.aio.AioRpcError:
                     is_silent = True
-                    self._workers.pop((way.address, way.is_tls), None)  # what is open is left with its calls
+                    # The connection is not closed here: it stays open until the calls that use it have ended.
+                    self._workers.pop((route.address, route.is_tls), None)
                     call.cancel()
                     return
                 await asyncio.sleep(CHECK_S)
 
-        def begin() -> None:
-            checking = self._beside(check())
+        def start_checks() -> None:
+            checking = self._start_task(check())
             call.add_done_callback(lambda _: checking.cancel())
 
-        timer = asyncio.get_running_loop().call_later(CHECK_S, begin)
+        timer = asyncio.get_running_loop().call_later(CHECK_S, start_checks)
         try:
             return await call  # type: ignore[no-any-return]
         except asyncio.CancelledError:
             if is_silent:
-                raise faults.silent(way.address) from None
+                raise faults.unresponsive_worker(route.address) from None
             raise
         finally:
             timer.cancel()
 
-    def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
-        attempt = self._asking(message)
+    def _hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+        attempt = self._gateway_attempt(message)
 
         async def ask(timeout_s: float) -> pb.ModelInferResponse:
             asked = {asyncio.ensure_future(attempt(timeout_s))}
@@ -228,8 +242,8 @@ class AsyncClient(Calls):
 
         return ask
 
-    def _least_busy(self) -> int:
-        """Its stream's place. Streams open when they are needed, and anew when they have ended."""
+    def _find_least_busy(self) -> int:
+        """Return the index of the stream with the fewest waiting requests; open or reopen streams as needed."""
         best, least = 0, -1
         for index, stream in enumerate(self._streams):
             if stream is None or stream.is_closed:
@@ -240,12 +254,15 @@ class AsyncClient(Calls):
                 best, least = index, len(stream)
         return best
 
-    def _for_stream(self) -> Connection:
-        """On a shared stream, who takes answers slowly would hold up the others: each has its own, in turn."""
+    def _next_stream_connection(self) -> Connection:
+        """Return the next connection, round robin, for a streamed answer.
+
+        A streamed answer has its own stream, so that a slow reader does not delay other requests.
+        """
         return self._connections[next(self._turns)]
 
     async def _answer(self, call: Any) -> Any:
         return await call
 
-    def _answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    def _iterate_answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
         return aiter(call)

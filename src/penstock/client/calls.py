@@ -1,4 +1,4 @@
-"""What can be asked of a server, once for both clients: each of them sends and hears in its own way."""
+"""The calls of both clients. A subclass of `Calls` sends requests and receives answers, blocking or asynchronously."""
 
 import time
 from collections.abc import (
@@ -22,13 +22,13 @@ import grpc
 import numpy as np
 
 from penstock.client import faults, messages, tasks
+from penstock.client.client_options import ClientOptions, ServerAddress
 from penstock.client.connection import Connection
-from penstock.client.direct import DISCOVER_S, WorkerWay, WorkerWays
-from penstock.client.generation import Generated, TextDelta, TextQuestion, read_deltas, read_whole
+from penstock.client.direct import DISCOVER_S, WorkerRoute, WorkerRoutes
 from penstock.client.messages import CallControls, ModelEntry, ModelSignature
-from penstock.client.options import ClientOptions, ServerAddress
 from penstock.client.retries import Attempts, Retries, RetryBudget
 from penstock.client.tasks import Items, Labels, is_tensor
+from penstock.client.text_generation import Generated, TextDelta, TextRequest, read_deltas, read_whole
 from penstock.core.errors import DeadlineExceeded, InvalidRequest, InvalidTensor, PenstockError, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
@@ -38,11 +38,11 @@ from penstock.wire.failures import decode_failure
 
 T = TypeVar("T")
 R = TypeVar("R")
-Ask = Callable[[float], Awaitable[R]]  # within so many seconds
-BATCH, WINDOW = 128, 8  # texts in a request, and requests on their way: far below a server's limits
-MOST_TEXTS = 1024  # in one request
-SHORT_S = 2.0  # time that is not worth sharing out
-SESSION = ("session_id", "sequence_id")  # a request that has one of these is never sent twice at once
+Ask = Callable[[float], Awaitable[R]]  # one attempt, which takes a timeout in seconds
+BATCH, WINDOW = 128, 8  # texts per request, and requests sent at once: far below a server's limits
+MAX_TEXTS = 1024  # in one request
+SHORT_S = 2.0  # a remaining time up to this is not split between attempts
+SESSION = ("session_id", "sequence_id")  # a request with one of these parameters is never sent twice at once
 
 
 class Calls:
@@ -57,18 +57,21 @@ class Calls:
         self._hedge_after_s = options.get("hedge_after_s")
         self._rng = Random()
         direct = options.get("direct", False)
-        self._ways = WorkerWays(direct is True, server.is_secure) if direct else None
-        self._tasks: dict[str, str] = {}  # of models that were asked
+        self._routes = WorkerRoutes(direct is True, server.is_secure) if direct else None
+        self._tasks: dict[str, str] = {}  # by model
         self._signatures: dict[str, ModelSignature] = {}
         self._connections = [self._connect() for _ in range(connections)]
         self._workers: dict[tuple[str, bool], Connection] = {}  # by address, and whether it is TLS
 
     async def embed(self, texts: Iterable[str], model: str = "minilm", timeout_s: float | None = None) -> Array:
-        """One row of numbers for each text; many texts go as several requests."""
+        """Return the embeddings of the texts, one row for each text.
+
+        Long lists are sent as several requests within one deadline.
+        """
         if isinstance(texts, str):
-            raise InvalidRequest("embed takes a list of texts: embed([text])")
+            raise InvalidRequest("embed takes a list of texts, not one text: embed([text])")
         given = list(texts)
-        if len(given) > MOST_TEXTS:
+        if len(given) > MAX_TEXTS:
             end = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
             return np.concatenate([each async for each in self._embed_blocks(given, model, BATCH, WINDOW, end)])
         outputs = await self.infer(model, {"text": messages.objects(given)}, timeout_s=timeout_s)
@@ -83,14 +86,14 @@ class Calls:
         on_progress: Callable[[int], None] | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Array, None]:
-        """Blocks of rows, one row for each text and in their order; how many texts there are does not matter.
+        """Yield the embeddings of any number of texts, as blocks of rows in the order of the texts.
 
-        `batch` texts go in a request. No text is taken while `window` requests are on their way, or answered and not
-        taken. A request that fails is tried again within its `timeout_s`, and `on_progress` hears how many rows there
-        are so far.
+        Each request has `batch` texts. No further text is read while `window` requests are running or have rows that
+        wait to be read. A request that fails is sent again within its `timeout_s`. `on_progress` is called with the
+        number of rows so far.
         """
         if isinstance(texts, str):
-            raise InvalidRequest("embed_many takes texts: embed_many([text])")
+            raise InvalidRequest("embed_many takes an iterable of texts, not one text: embed_many([text])")
         rows = 0
         async with aclosing(self._embed_blocks(texts, model, batch, window, None, timeout_s)) as blocks:
             async for block in blocks:
@@ -108,16 +111,16 @@ class Calls:
         end: float | None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Array, None]:
-        """With `end`, all of them have until then."""
+        """Yield the blocks; if `end` is given, it is the deadline of all requests together."""
 
         async def embed_chunk(chunk: list[str]) -> Array:
             message = messages.encode_call(model, {"text": messages.objects(chunk)}, (), "", None, {})
             left_s = timeout_s if end is None else max(0.001, end - time.monotonic())
-            ask = self._going(message)
-            answer = await self._trying(ask, left_s, is_repeatable=True, is_patient=True)
+            ask = self._attempt(message)
+            answer = await self._retry(ask, left_s, is_repeatable=True, is_patient=True)
             return np.array(messages.pick_output(messages.decode_outputs(answer), "embedding", model))
 
-        return self._each(tasks.in_chunks(texts, batch), embed_chunk, window)
+        return self._map_in_order(tasks.in_chunks(texts, batch), embed_chunk, window)
 
     async def upscale(
         self,
@@ -126,7 +129,10 @@ class Calls:
         timeout_s: float | None = None,
         **options: Unpack[tasks.ImageOptions],
     ) -> bytes:
-        """A JPEG or PNG file in, a larger PNG file out, or what `format`, `resolution` and `mode` ask for."""
+        """Return a larger version of an image file (JPEG or PNG), as PNG.
+
+        `format`, `quality`, `resolution` and `mode` choose another output.
+        """
         parameters = tasks.image_parameters(options)
         outputs = await self.infer(
             model, {"image": messages.objects([image])}, timeout_s=timeout_s, parameters=parameters
@@ -140,18 +146,19 @@ class Calls:
         model: str = "minilm",
         timeout_s: float | None = None,
     ) -> Array:
-        """One number for each passage: how relevant it is to the query, which is one for all, or one for each.
+        """Return the relevance of each passage to the query, one number for each passage.
 
-        The model does `score`, or `embed`: then the numbers are the cosines.
+        `query` is one text for all passages, or one text for each passage. The model's task is `score` or `embed`; with
+        `embed`, the numbers are cosine similarities.
         """
         pairs = tasks.read_pairs(query, passages)
         task = self._tasks.get(model)
         if task is None:
             answer = await self._call("ModelConfig", pb.ModelConfigRequest(name=model), timeout_s)
-            # Empty where the server is another, whose models have none.
+            # Empty if the server is not Penstock: its models have no task.
             task = self._tasks[model] = answer.config.parameters["task"].string_value
         inputs = tasks.score_inputs(pairs, task, model)
-        with self._relying_on(model):
+        with self._forget_on_mismatch(model):
             outputs = await self.infer(model, inputs, timeout_s=timeout_s)
         return tasks.read_scores(outputs, pairs, task, model)
 
@@ -163,15 +170,19 @@ class Calls:
         model: str = "minilm",
         timeout_s: float | None = None,
     ) -> list[tuple[int, float]]:
-        """Index and score of each document, the best first; `top_n` of them, or all. Models as for `score`."""
+        """Return the index and score of the `top_n` best documents (None: of all documents), the best first.
+
+        The model's task is `score` or `embed`.
+        """
         return tasks.rank(await self.score(query, documents, model, timeout_s), top_n)
 
     async def classify(
         self, items: Items, model: str, top_k: int | None = None, timeout_s: float | None = None
     ) -> list[Labels]:
-        """For each image (bytes) or text (str), or each row of an array, its labels with their scores, the best first.
+        """Return the labels and scores of each item, the best first.
 
-        `top_k` of them, or as many as the model's own settings say.
+        An item is an image (bytes), a text (str), or one row of an array. `top_k` limits the number of labels; None
+        uses the model's own setting.
         """
         if is_tensor(items):
             if model not in self._signatures:
@@ -179,7 +190,7 @@ class Calls:
             inputs = tasks.tensor_inputs(items, self._signatures[model])
         else:
             inputs = tasks.item_inputs(items)
-        with self._relying_on(model):
+        with self._forget_on_mismatch(model):
             parameters = tasks.label_parameters(top_k)
             outputs = await self.infer(model, inputs, timeout_s=timeout_s, parameters=parameters)
         return tasks.read_labels(outputs, model)
@@ -194,14 +205,17 @@ class Calls:
         parameters: Mapping[str, Parameter] | None = None,
         **controls: Unpack[CallControls],
     ) -> dict[str, Array]:
-        """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
+        """Run a model on arrays by input name; return arrays by output name.
+
+        BYTES tensors are object arrays. The returned arrays are read-only.
+        """
         message = messages.encode_call(model, inputs, outputs, version, parameters, controls)
-        ask = self._going(message)
+        ask = self._attempt(message)
         if self._hedge_after_s is not None and not any(name in message.parameters for name in SESSION):
-            ask = self._hedging(message, self._hedge_after_s)
-        # A step of a session runs once, however often it is sent.
+            ask = self._hedged_attempt(message, self._hedge_after_s)
+        # A numbered step of a session runs once, even if it is sent several times.
         is_repeatable = controls.get("seq_no") is not None
-        return messages.decode_outputs(await self._trying(ask, timeout_s, is_repeatable=is_repeatable))
+        return messages.decode_outputs(await self._retry(ask, timeout_s, is_repeatable=is_repeatable))
 
     async def infer_stream(
         self,
@@ -213,48 +227,48 @@ class Calls:
         parameters: Mapping[str, Parameter] | None = None,
         **controls: Unpack[CallControls],
     ) -> AsyncGenerator[dict[str, Array], None]:
-        """The answers of a model that may give many, or none; it goes on as they are taken.
+        """Yield the answers of a model that may give several answers, or none, as they arrive.
 
-        `timeout_s` is for all of them. What fails before the first answer is tried again. Leaving early cancels the
-        rest, at once where the generator is closed.
+        `timeout_s` is the deadline of all answers together. A failure before the first answer is retried. Close the
+        generator to cancel the rest.
         """
         message = messages.encode_call(model, inputs, outputs, version, parameters, controls)
         end = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         attempts = Attempts(self._retries, self._rng, self._budget, is_repeatable=False)
-        has_begun = False
-        way = await self._find_way(message, end - time.monotonic())
+        has_started = False
+        route = await self._find_route(message, end - time.monotonic())
         while True:
-            with _named_for(way, message):
-                call, answers = self._stream(message, max(0.001, end - time.monotonic()), way)
+            with _address_to(route, message):
+                call, answers = self._stream(message, max(0.001, end - time.monotonic()), route)
             try:
                 async for answer in answers:
                     if answer.error_message:
                         raise faults.from_stream(answer)
-                    has_begun = True
+                    has_started = True
                     yield messages.decode_outputs(answer.infer_response)
                 self._budget.earn()
                 return
             except (grpc.RpcError, PenstockError) as error:
-                fault, cause = self._fault(error, "" if way is None else way.address)
+                fault, cause = self._to_fault(error, "" if route is None else route.address)
             finally:
                 call.cancel()
-            if way is not None and self._goes_routed(way, fault) and not has_begun:
-                way = None
+            if route is not None and self._needs_gateway(route, fault) and not has_started:
+                route = None
                 continue
-            pause_s = None if has_begun else attempts.pause_s(fault, end - time.monotonic())
+            pause_s = None if has_started else attempts.pause_s(fault, end - time.monotonic())
             if pause_s is None:
                 raise fault from cause
             await self._pause(pause_s)
 
-    async def _generate(self, asked: TextQuestion) -> Generated:
-        """By a call of its own: who gives it up cancels it on the server, too."""
+    async def _generate(self, asked: TextRequest) -> Generated:
+        """Send the request as a separate call, so that cancelling the call also cancels the request on the server."""
         message = messages.encode_call(
             asked.model, asked.inputs, asked.outputs, asked.version, asked.parameters, asked.controls
         )
-        answer = await self._trying(self._going(message, is_alone=True), asked.timeout_s, is_repeatable=False)
+        answer = await self._retry(self._attempt(message, is_alone=True), asked.timeout_s, is_repeatable=False)
         return read_whole(messages.decode_outputs(answer), asked.model)
 
-    async def _generate_stream(self, asked: TextQuestion) -> AsyncGenerator[TextDelta, None]:
+    async def _generate_stream(self, asked: TextRequest) -> AsyncGenerator[TextDelta, None]:
         answers = self.infer_stream(
             asked.model,
             asked.inputs,
@@ -270,7 +284,7 @@ class Calls:
                     yield delta
 
     async def is_ready(self) -> bool:
-        """Whether the server has loaded its models; False too where none answers."""
+        """Return whether the server has loaded all its models; return False if no server answers."""
         try:
             return bool((await self._send("ServerReady", pb.ServerReadyRequest(), self._timeout_s)).ready)
         except grpc.RpcError as error:
@@ -280,16 +294,18 @@ class Calls:
             raise fault from error
 
     async def models(self) -> list[ModelEntry]:
+        """Return the versions of all models of the server, with their states."""
         answer = await self._call("RepositoryIndex", pb.RepositoryIndexRequest())
         return [ModelEntry(entry.name, entry.version, entry.state, entry.reason) for entry in answer.models]
 
     async def signature(self, model: str, version: str = "") -> ModelSignature:
+        """Return the inputs and outputs of a model; an empty `version` means the version that is served."""
         request = pb.ModelMetadataRequest(name=model, version=version)
         return messages.decode_signature(await self._call("ModelMetadata", request))
 
     @contextmanager
-    def _relying_on(self, model: str) -> Iterator[None]:
-        """Forgets what is known of the model where a request does not fit: another may have come under its name."""
+    def _forget_on_mismatch(self, model: str) -> Iterator[None]:
+        """Forget the model's cached task and signature if a request does not fit: the model may have been replaced."""
         try:
             yield
         except InvalidTensor:
@@ -298,14 +314,14 @@ class Calls:
             raise
 
     async def _call(self, method: str, message: Any, timeout_s: float | None = None) -> Any:
-        """What changes nothing: it may be asked twice."""
-        return await self._trying(partial(self._send, method, message), timeout_s, is_repeatable=True)
+        """Make a call that changes nothing on the server, so that it may be repeated."""
+        return await self._retry(partial(self._send, method, message), timeout_s, is_repeatable=True)
 
-    async def _trying(
-        self, ask: Ask[R], timeout_s: float | None, *, is_repeatable: bool, is_patient: bool = False
-    ) -> R:
-        """One deadline for all attempts; whoever is patient tries as often as there is time for, and gives no attempt
-        all of it."""
+    async def _retry(self, ask: Ask[R], timeout_s: float | None, *, is_repeatable: bool, is_patient: bool = False) -> R:
+        """Make attempts until one succeeds, all within one deadline.
+
+        If `is_patient`, any number of attempts is made, and each attempt gets at most half of the remaining time.
+        """
         left_s = self._timeout_s if timeout_s is None else timeout_s
         end = time.monotonic() + left_s
         attempts: Attempts | None = None
@@ -314,7 +330,7 @@ class Calls:
             try:
                 answer = await ask(left_s / 2 if is_sharing else left_s)
             except (grpc.RpcError, PenstockError) as error:
-                fault, cause = self._fault(error)
+                fault, cause = self._to_fault(error)
             else:
                 self._budget.earn()
                 return answer
@@ -329,73 +345,75 @@ class Calls:
             await self._pause(pause_s)
             left_s = max(0.001, end - time.monotonic())
 
-    def _fault(
+    def _to_fault(
         self, error: grpc.RpcError | PenstockError, address: str = ""
     ) -> tuple[PenstockError, BaseException | None]:
-        """As one of ours, and what it came from."""
+        """Return the error as a PenstockError, and its cause."""
         if isinstance(error, PenstockError):
             return error, error.__cause__
         return faults.from_call(error, address or self.address), error
 
-    def _going(self, message: pb.ModelInferRequest, is_alone: bool = False) -> Ask[pb.ModelInferResponse]:
-        """An attempt at a worker where there is a way to one, and else, or where that fails, at a gateway; `is_alone`:
-        it shares no stream with others."""
-        routed = Calls._asking(self, message) if is_alone else self._asking(message)
-        if self._ways is None:
+    def _attempt(self, message: pb.ModelInferRequest, is_alone: bool = False) -> Ask[pb.ModelInferResponse]:
+        """Return an attempt that calls a worker directly if possible, and otherwise, or after a failure, a gateway.
+
+        If `is_alone`, the request is sent as a separate call and not on a shared stream.
+        """
+        routed = Calls._gateway_attempt(self, message) if is_alone else self._gateway_attempt(message)
+        if self._routes is None:
             return routed
 
         async def ask(timeout_s: float) -> pb.ModelInferResponse:
             end = time.monotonic() + timeout_s
-            way = await self._find_way(message, timeout_s)
-            if way is not None:
+            route = await self._find_route(message, timeout_s)
+            if route is not None:
                 try:
-                    with _named_for(way, message):
-                        return await self._ask_worker(way, message, max(0.001, end - time.monotonic()))
+                    with _address_to(route, message):
+                        return await self._ask_worker(route, message, max(0.001, end - time.monotonic()))
                 except (grpc.RpcError, PenstockError) as error:
-                    fault, cause = self._fault(error, way.address)
-                    if not self._goes_routed(way, fault):
+                    fault, cause = self._to_fault(error, route.address)
+                    if not self._needs_gateway(route, fault):
                         raise fault from cause
             return await routed(max(0.001, end - time.monotonic()))
 
         return ask
 
-    async def _find_way(self, message: pb.ModelInferRequest, left_s: float) -> WorkerWay | None:
-        """Sessions go through gateways, which own them."""
-        if self._ways is None or any(name in message.parameters for name in SESSION):
+    async def _find_route(self, message: pb.ModelInferRequest, left_s: float) -> WorkerRoute | None:
+        """Return the route to a worker, or None to use a gateway. Requests of sessions always use a gateway."""
+        if self._routes is None or any(name in message.parameters for name in SESSION):
             return None
         model, version = message.model_name, message.model_version
-        way, question = self._ways.choose(model, version, time.monotonic())
+        route, question = self._routes.choose(model, version, time.monotonic())
         if question is None:
-            return way
+            return route
         try:
-            told = await self._send("Discover", question, min(DISCOVER_S, left_s / 2))
-            if told.HasField("failure"):
-                raise decode_failure(told.failure)
+            found = await self._send("Discover", question, min(DISCOVER_S, left_s / 2))
+            if found.HasField("failure"):
+                raise decode_failure(found.failure)
         except (grpc.RpcError, PenstockError) as error:
-            return self._ways.not_found(model, version, self._fault(error)[0], time.monotonic())
-        return self._ways.found(model, version, told, time.monotonic(), time.time())
+            return self._routes.route_not_found(model, version, self._to_fault(error)[0], time.monotonic())
+        return self._routes.route_found(model, version, found, time.monotonic(), time.time())
 
-    def _goes_routed(self, way: WorkerWay, fault: PenstockError) -> bool:
-        return self._ways is not None and self._ways.failed(way, fault, time.monotonic())
+    def _needs_gateway(self, route: WorkerRoute, fault: PenstockError) -> bool:
+        return self._routes is not None and self._routes.route_failed(route, fault, time.monotonic())
 
-    def _asking(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
-        """An attempt at a gateway; it may be made several times."""
+    def _gateway_attempt(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
+        """Return an attempt that uses a gateway. The caller may run the attempt several times."""
         return partial(self._send, "ModelInfer", message)
 
     async def _ask_worker(
-        self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
+        self, route: WorkerRoute, message: pb.ModelInferRequest, timeout_s: float
     ) -> pb.ModelInferResponse:
-        """At its own door; whether it is still there is asked where its answer takes long."""
+        """Call the worker's direct endpoint; if the answer takes long, check that the worker is alive."""
         raise NotImplementedError
 
-    def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
-        """An attempt that is made twice where the first has no answer after so long; the first answer counts."""
+    def _hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+        """Return an attempt that sends the request again after `after_s`, and uses the answer that arrives first."""
         raise NotImplementedError
 
-    def _each(
+    def _map_in_order(
         self, items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
     ) -> AsyncGenerator[R, None]:
-        """The results in the items' order, with at most `window` under way or not taken."""
+        """Yield the results in the order of the items; at most `window` items are running or have unread results."""
         raise NotImplementedError
 
     async def _pause(self, seconds: float) -> None:
@@ -404,63 +422,67 @@ class Calls:
     # --- connections
 
     async def _send(self, method: str, message: Any, timeout_s: float) -> Any:
-        connection, began = self._connections[0], time.monotonic()
+        connection, started = self._connections[0], time.monotonic()
         try:
             answer = await self._answer(connection.method(method)(message, timeout=timeout_s))
         except grpc.RpcError as error:
-            if connection.is_dead_after(error, began):
-                self._leave(0, connection)
+            if connection.is_dead_after(error, started):
+                self._replace(0, connection)
             raise
-        connection.heard()
+        connection.answered()
         return answer
 
     def _stream(
-        self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
+        self, message: pb.ModelInferRequest, timeout_s: float, route: WorkerRoute | None
     ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
-        """A stream of this request alone, and its answers."""
+        """Open a stream for a single request; return the call and its answers."""
         sent = pb.ModelInferRequest()
-        sent.CopyFrom(message)  # as it is now
-        stub, token = (self._for_stream().stub, "") if way is None else (self._worker(way).stub, way.token)
+        sent.CopyFrom(message)  # because the caller changes `message` later
+        stub, token = (
+            (self._next_stream_connection().stub, "")
+            if route is None
+            else (self._worker_connection(route).stub, route.token)
+        )
         call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=bearer(token))
-        return call, self._answers(call)
+        return call, self._iterate_answers(call)
 
     def _connect(self) -> Connection:
         return self._open(self._server.channels, self._server.target)
 
-    def _worker(self, way: WorkerWay) -> Connection:
-        found = self._workers.get((way.address, way.is_tls))
+    def _worker_connection(self, route: WorkerRoute) -> Connection:
+        found = self._workers.get((route.address, route.is_tls))
         if found is None:
-            found = self._open(self._server.of_worker(is_tls=way.is_tls), way.address)
-            self._workers[way.address, way.is_tls] = found
+            found = self._open(self._server.of_worker(is_tls=route.is_tls), route.address)
+            self._workers[route.address, route.is_tls] = found
         return found
 
-    def _leave(self, index: int, connection: Connection) -> None:
-        """Whatever comes goes by another; what others have under way there ends with its deadline."""
-        if self._connections[index] is connection:  # else somebody was as quick
+    def _replace(self, index: int, connection: Connection) -> None:
+        """Use a new connection for later calls; running calls on the old connection end at their deadlines."""
+        if self._connections[index] is connection:  # else another call has replaced it already
             self._connections[index] = self._connect()
 
-    def _for_stream(self) -> Connection:
+    def _next_stream_connection(self) -> Connection:
         return self._connections[0]
 
     def _open(self, channels: Channels, address: str) -> Connection:
         raise NotImplementedError
 
     async def _answer(self, call: Any) -> Any:
-        """Of what was called, to be awaited or there already."""
+        """Return the answer of a gRPC call; an asynchronous client awaits it, a blocking client has it already."""
         raise NotImplementedError
 
-    def _answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    def _iterate_answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
         raise NotImplementedError
 
 
 @contextmanager
-def _named_for(way: WorkerWay | None, message: pb.ModelInferRequest) -> Iterator[None]:
-    """A worker's door knows blocks alone."""
-    if way is None:
+def _address_to(route: WorkerRoute | None, message: pb.ModelInferRequest) -> Iterator[None]:
+    """Address the message to the route's block, because a worker's direct endpoint knows only blocks."""
+    if route is None:
         yield
         return
     model, version = message.model_name, message.model_version
-    message.model_name, message.model_version = way.block_id, ""
+    message.model_name, message.model_version = route.block_id, ""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Which worker a client goes to for a model, and when it goes through a gateway. Decides; never waits."""
+"""Decides which worker a client calls directly for a model, and when it uses a gateway. No I/O."""
 
 from dataclasses import dataclass, field
 
@@ -15,19 +15,20 @@ from penstock.core.errors import (
 )
 from penstock.pb.v1 import access_pb2 as pb
 
-AUTO_AFTER = 10  # requests for a model: fewer are not worth a question
-DISCOVER_S = 2.0  # what Discover gets; the request then goes through a gateway
-AGAIN_S, NEVER_S = 1.0, 60.0  # until it is asked again: there was no worker (doubles); there is no such thing
-AVOID_S = 10.0  # a worker that did not answer
-RENEW_SHARE, RENEW_AGAIN_S = 0.2, 10.0  # of a token's time that is left when another is asked for
-LEAST_S = 10.0  # of a token, whatever this machine's clock says
-CHECK_S, PROBE_S = 1.0, 1.0  # without an answer for so long a worker is asked whether it lives; what it gets for that
-MAX_MODELS = 1024  # that are known
+AUTO_AFTER = 10  # requests for a model before `direct="auto"` looks for a worker
+DISCOVER_S = 2.0  # timeout of a Discover call; without an answer the request goes through a gateway
+# Pauses before the next Discover call: if no worker was found (doubles each time); if the server has no such call.
+RETRY_S, RARE_S = 1.0, 60.0
+AVOID_S = 10.0  # a worker that did not answer is not used for this time
+RENEW_SHARE, RENEW_RETRY_S = 0.2, 10.0  # the share of a token's time that is left when it is renewed; retries
+LEAST_S = 10.0  # a new token is used for at least this time, even if this machine's clock is wrong
+CHECK_S, PROBE_S = 1.0, 1.0  # time without an answer after which a worker is checked; timeout of the check
+MAX_MODELS = 1024  # whose routes are remembered
 
 
 @dataclass(slots=True)
-class WorkerWay:
-    """How a worker is reached that holds a model's block."""
+class WorkerRoute:
+    """The route to a worker that holds a block of a model: the worker's address, and the token for its calls."""
 
     worker_id: str
     address: str
@@ -40,80 +41,90 @@ class WorkerWay:
 
 
 @dataclass(slots=True)
-class _Sought:
-    way: WorkerWay | None = None
-    asked: int = 0
-    ask_at: float = 0.0  # not before
-    misses: int = 0  # in a row
+class _ModelRoute:
+    """The route to a worker for one model, or the time of the next search for a route."""
+
+    route: WorkerRoute | None = None
+    requests: int = 0
+    discover_at: float = 0.0  # no Discover before this time
+    misses: int = 0  # Discover calls in a row that found no worker
 
 
 @dataclass(slots=True)
-class WorkerWays:
-    is_eager: bool = True  # from the first request on
-    is_secure: bool = False  # it speaks TLS with gateways, so with workers too
-    _sought: dict[tuple[str, str], _Sought] = field(default_factory=dict)
-    _avoided: dict[str, float] = field(default_factory=dict)  # workers, and until when
+class WorkerRoutes:
+    """The known routes to workers, by model and version."""
 
-    def choose(self, model: str, version: str, now: float) -> tuple[WorkerWay | None, pb.DiscoverRequest | None]:
-        """The way that there is, and what to ask for before it is gone; neither: through a gateway."""
-        sought = self._sought.get((model, version))
-        if sought is None:
-            while len(self._sought) >= MAX_MODELS:
-                del self._sought[next(iter(self._sought))]
-            sought = self._sought[model, version] = _Sought()
-        sought.asked += 1
-        way = sought.way
-        if way is not None and now >= way.ends_at:
-            way = sought.way = None
-        is_due = way is None or now >= way.renew_at
-        if not is_due or now < sought.ask_at or (not self.is_eager and sought.asked <= AUTO_AFTER):
-            return way, None
-        sought.ask_at = now + (DISCOVER_S if way is None else RENEW_AGAIN_S)  # others go on meanwhile
+    is_eager: bool = True  # look for a worker at the first request for a model
+    is_secure: bool = False  # the client uses TLS with gateways, so workers must have it too
+    _models: dict[tuple[str, str], _ModelRoute] = field(default_factory=dict)
+    _avoided: dict[str, float] = field(default_factory=dict)  # until when, by worker
+
+    def choose(self, model: str, version: str, now: float) -> tuple[WorkerRoute | None, pb.DiscoverRequest | None]:
+        """Return the cached worker route and the Discover request to send before it expires.
+
+        (None, None) means: use a gateway.
+        """
+        model_route = self._models.get((model, version))
+        if model_route is None:
+            while len(self._models) >= MAX_MODELS:
+                del self._models[next(iter(self._models))]
+            model_route = self._models[model, version] = _ModelRoute()
+        model_route.requests += 1
+        route = model_route.route
+        if route is not None and now >= route.ends_at:
+            route = model_route.route = None
+        is_due = route is None or now >= route.renew_at
+        if not is_due or now < model_route.discover_at or (not self.is_eager and model_route.requests <= AUTO_AFTER):
+            return route, None
+        # Other requests do not wait for the answer.
+        model_route.discover_at = now + (DISCOVER_S if route is None else RENEW_RETRY_S)
         self._avoided = {worker: until for worker, until in self._avoided.items() if now < until}
-        return way, pb.DiscoverRequest(model=model, version=version, avoid=sorted(self._avoided))
+        return route, pb.DiscoverRequest(model=model, version=version, avoid=sorted(self._avoided))
 
-    def found(self, model: str, version: str, told: pb.DiscoverResponse, now: float, unix: float) -> WorkerWay | None:
-        """`unix` is what the clock says, as tokens tell their end."""
-        sought = self._sought.setdefault((model, version), _Sought())
-        if not told.worker_id or not told.address or (self.is_secure and not told.is_tls):
-            sought.ask_at = now + NEVER_S
+    def route_found(
+        self, model: str, version: str, found: pb.DiscoverResponse, now: float, unix: float
+    ) -> WorkerRoute | None:
+        """Store and return the route of a Discover answer. `unix` is the wall-clock time, used without `lives_s`."""
+        model_route = self._models.setdefault((model, version), _ModelRoute())
+        if not found.worker_id or not found.address or (self.is_secure and not found.is_tls):
+            model_route.discover_at = now + RARE_S
             return None
-        lasts_s = max(LEAST_S, told.expires_at - unix)
-        sought.ask_at, sought.misses = 0.0, 0
-        sought.way = WorkerWay(
-            told.worker_id,
-            told.address,
-            told.token,
-            told.block_id,
-            told.is_tls,
-            told.is_idempotent,
-            now + lasts_s,
-            now + (1 - RENEW_SHARE) * lasts_s,
+        lifetime_s = max(LEAST_S, found.lives_s or found.expires_at - unix)
+        model_route.discover_at, model_route.misses = 0.0, 0
+        model_route.route = WorkerRoute(
+            found.worker_id,
+            found.address,
+            found.token,
+            found.block_id,
+            found.is_tls,
+            found.is_idempotent,
+            now + lifetime_s,
+            now + (1 - RENEW_SHARE) * lifetime_s,
         )
-        return sought.way
+        return model_route.route
 
-    def not_found(self, model: str, version: str, error: PenstockError, now: float) -> WorkerWay | None:
-        """What there was goes on."""
-        sought = self._sought.setdefault((model, version), _Sought())
-        if sought.way is None:
-            may_be = error.is_retryable or isinstance(error, DeadlineExceeded)
-            sought.ask_at = now + (min(AGAIN_S * 2.0**sought.misses, NEVER_S) if may_be else NEVER_S)
-            sought.misses = min(sought.misses + 1, 10)
-        return sought.way
+    def route_not_found(self, model: str, version: str, error: PenstockError, now: float) -> WorkerRoute | None:
+        """Schedule the next Discover call after a failed call; return the current route if it is still valid."""
+        model_route = self._models.setdefault((model, version), _ModelRoute())
+        if model_route.route is None:
+            may_succeed = error.is_retryable or isinstance(error, DeadlineExceeded)
+            model_route.discover_at = now + (min(RETRY_S * 2.0**model_route.misses, RARE_S) if may_succeed else RARE_S)
+            model_route.misses = min(model_route.misses + 1, 10)
+        return model_route.route
 
-    def failed(self, way: WorkerWay, error: PenstockError, now: float) -> bool:
-        """Whether what failed at the worker goes through a gateway; it says so of what a gateway would do no better."""
+    def route_failed(self, route: WorkerRoute, error: PenstockError, now: float) -> bool:
+        """Drop the worker's routes if the worker caused the error; return whether to send the request to a gateway."""
         if isinstance(error, Unavailable | DeadlineExceeded | Unauthenticated | UnknownModel):
-            self._leave(way)
+            self._drop_routes(route)
             if type(error) is Unavailable or isinstance(error, DeadlineExceeded):
-                self._avoided[way.worker_id] = now + AVOID_S
+                self._avoided[route.worker_id] = now + AVOID_S
         if isinstance(error, RateLimited | RequestTooLarge):
             return False
         if isinstance(error, Refused | Unauthenticated | UnknownModel | ModelNotReady):
             return True
-        return isinstance(error, Unavailable) and (error.is_definite or way.is_idempotent)
+        return isinstance(error, Unavailable) and (error.is_definite or route.is_idempotent)
 
-    def _leave(self, way: WorkerWay) -> None:
-        for sought in list(self._sought.values()):
-            if sought.way is not None and sought.way.worker_id == way.worker_id:
-                sought.way = None
+    def _drop_routes(self, route: WorkerRoute) -> None:
+        for model_route in list(self._models.values()):
+            if model_route.route is not None and model_route.route.worker_id == route.worker_id:
+                model_route.route = None

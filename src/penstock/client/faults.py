@@ -1,4 +1,4 @@
-"""What went wrong in a call, as one of Penstock's errors."""
+"""Converts failures of gRPC calls to Penstock's errors."""
 
 from collections.abc import Iterable, Mapping
 
@@ -23,8 +23,9 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 CODE = "penstock-code"
 RETRY_AFTER, RETRY_AFTER_MS = "retry-after", "retry-after-ms"
 LIMIT = "penstock-limit"
-TLS_MARKS = ("ssl", "certificate", "handshake")  # of what gRPC says where TLS is what failed
-# What gRPC itself answers, or another server: it carries no code of ours.
+PLAIN_MARKS = ("socket closed", "reset by peer", "connection lost")  # a TLS port closes plain connections
+TLS_MARKS = ("ssl", "certificate", "handshake")  # words in gRPC's error text if TLS has failed
+# For errors of gRPC itself or of another server, which carry no Penstock code.
 _FOREIGN: Mapping[grpc.StatusCode, type[PenstockError]] = {
     grpc.StatusCode.CANCELLED: Cancelled,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Refused,
@@ -36,16 +37,16 @@ _FOREIGN: Mapping[grpc.StatusCode, type[PenstockError]] = {
 
 
 def from_call(error: grpc.RpcError, address: str) -> PenstockError:
-    """`error` is a grpc.Call too, in both flavours of gRPC."""
+    """Convert the error of a call to the server at `address`, which grpc or grpc.aio raised."""
     status, details = error.code(), error.details() or ""
-    trailing = _texts(error.trailing_metadata() or ())
+    trailing = _decode_values(error.trailing_metadata() or ())
     if CODE in trailing:
         found = from_code(trailing[CODE], details, {"limit": trailing[LIMIT]} if trailing.get(LIMIT) else {})
-        return _with_hint(found, _seconds(trailing))
+        return _set_retry_hint(found, _read_retry_hint(trailing))
     if status is grpc.StatusCode.UNAVAILABLE:
         return unreachable(address, details)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return late()
+        return timed_out()
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidRequest(f"the server at {address} does not speak the Open Inference Protocol: {details}")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "message larger than max" in details:
@@ -54,37 +55,38 @@ def from_call(error: grpc.RpcError, address: str) -> PenstockError:
 
 
 def from_manager(error: grpc.RpcError, address: str) -> PenstockError:
-    """The same, where a manager was called."""
+    """Convert the error of a call to a manager, with advice for managers."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidRequest(f"what answers at {address} is no manager of Penstock: give its address with --manager")
+        return InvalidRequest(f"the server at {address} is not a Penstock manager: give a manager's address")
     found = from_call(error, address)
     if type(found) is not Unavailable:
         return found
-    said = f"no manager of Penstock answers at {address} ({_reason(error.details() or '')}): is it running there?"
-    return Unavailable(f"{said} Give --manager HOST:PORT (setting cluster.join)")
+    problem = f"no Penstock manager answers at {address} ({_find_reason(error.details() or '')}): is it running there?"
+    return Unavailable(f"{problem} Give --server HOST:PORT of a manager")
 
 
 def from_stream(answer: pb.ModelStreamInferResponse) -> PenstockError:
-    told = answer.infer_response.parameters
-    found = from_code(
-        told[CODE].string_param, answer.error_message, {"limit": told["limit"].string_param} if "limit" in told else {}
-    )
-    return _with_hint(found, told["retry_after_s"].double_param if "retry_after_s" in told else None)
+    given = answer.infer_response.parameters
+    fields = {"limit": given["limit"].string_param} if "limit" in given else {}
+    found = from_code(given[CODE].string_param, answer.error_message, fields)
+    return _set_retry_hint(found, given["retry_after_s"].double_param if "retry_after_s" in given else None)
 
 
 def unreachable(address: str, details: str) -> Unavailable:
     advice = f"is `penstock serve` running at {address}?"
     if any(mark in details.lower() for mark in TLS_MARKS):
-        advice = f"does the server at {address} speak TLS, with a certificate of an authority that is trusted here?"
-    error = Unavailable(f"no answer ({_reason(details)}): {advice}")
-    error.retry_after_s = 0.0  # nobody said when
-    # Only a connection that never came about tells that nothing ran.
+        advice = f"does the server at {address} use TLS, with a certificate from an authority that this client trusts?"
+    elif any(mark in details.lower() for mark in PLAIN_MARKS):
+        advice += " If that port uses TLS, write grpcs:// or https:// before the address, and give the authority (ca)"
+    error = Unavailable(f"no answer ({_find_reason(details)}): {advice}")
+    error.retry_after_s = 0.0  # the server gave no hint
+    # It is certain that nothing ran only if no connection was established.
     error.is_definite = "failed to connect" in details.lower()
     return error
 
 
-def unsent(error: PenstockError) -> PenstockError:
-    """The same of what never left: it did not run."""
+def mark_unsent(error: PenstockError) -> PenstockError:
+    """Return the error for a request that was not sent, marked as definite because the request did not run."""
     if not isinstance(error, Unavailable) or error.is_definite:
         return error
     found = Unavailable(error.message)
@@ -92,24 +94,24 @@ def unsent(error: PenstockError) -> PenstockError:
     return found
 
 
-def silent(address: str) -> Unavailable:
-    """Whether it ran is not known."""
+def unresponsive_worker(address: str) -> Unavailable:
+    """Return the error of a request to a worker that stopped answering; the request may have run."""
     error = Unavailable(f"the worker at {address} does not answer")
     error.is_definite, error.retry_after_s = False, 0.0
     return error
 
 
-def late() -> DeadlineExceeded:
+def timed_out() -> DeadlineExceeded:
     return DeadlineExceeded("no answer before the deadline; give a longer timeout if the model needs it")
 
 
-def _reason(details: str) -> str:
-    """gRPC tells a long story, whose end is what the system said."""
+def _find_reason(details: str) -> str:
+    """Return the last part of gRPC's error text, which is the operating system's message."""
     return details.strip().rpartition(": ")[2] or "connection lost"
 
 
-def _seconds(trailing: Mapping[str, str]) -> float | None:
-    """What the server says of when to come back; milliseconds are finer."""
+def _read_retry_hint(trailing: Mapping[str, str]) -> float | None:
+    """Return after how many seconds the server suggests a retry; prefer the hint in milliseconds."""
     for name, unit_s in ((RETRY_AFTER_MS, 0.001), (RETRY_AFTER, 1.0)):
         try:
             return max(0.0, float(trailing[name]) * unit_s)
@@ -118,11 +120,11 @@ def _seconds(trailing: Mapping[str, str]) -> float | None:
     return None
 
 
-def _with_hint(error: PenstockError, retry_after_s: float | None) -> PenstockError:
+def _set_retry_hint(error: PenstockError, retry_after_s: float | None) -> PenstockError:
     if retry_after_s is not None and hasattr(error, "retry_after_s"):
         error.retry_after_s = retry_after_s
     return error
 
 
-def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+def _decode_values(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {key: value for key, value in metadata if isinstance(value, str)}

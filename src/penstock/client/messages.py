@@ -1,4 +1,4 @@
-"""The protocol's messages to and from NumPy arrays: what both clients share."""
+"""Conversion between NumPy arrays and the messages of the Open Inference Protocol, for both clients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 30.0
-# Replies are bounded by what the caller asked for; a stream or call ends with its deadline.
+# Messages have no size limit here: their size depends on what the caller requests, and calls have deadlines.
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Pings are rarer than any server minds; a peer that acknowledges nothing of what is sent is left by the time out.
+    # Pings are so rare that no server refuses them; the timeout closes a connection whose peer acknowledges no data.
     ("grpc.keepalive_time_ms", 3_600_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
-OWN_CHANNEL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))  # with a connection of its own
+OWN_CHANNEL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))  # each with its own connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """What a model takes and gives; -1 is any size."""
+    """The inputs and outputs of a model; -1 in a shape means any size."""
 
     name: str
     versions: tuple[str, ...]
@@ -49,16 +49,16 @@ class ModelSignature:
 
 
 class CallControls(TypedDict, total=False):
-    """What a call may ask of the server beside inference, as keyword arguments."""
+    """Keyword arguments of a call that control how the server handles it."""
 
     priority: int | None  # 1 is the highest
     session_id: str | int | None
-    seq_no: int | None  # place in the session, from 1; without it requests go as they come
-    start: bool | None  # of the session
-    end: bool | None
+    seq_no: int | None  # position in the session, from 1; None: requests run in the order of their arrival
+    start: bool | None  # this is the first request of the session
+    end: bool | None  # this is the last request of the session
 
 
-# As the protocol names them in a request's parameters.
+# Their names in the parameters of a request.
 _CONTROLS: Mapping[str, str] = {
     "priority": "priority",
     "session_id": "session_id",
@@ -66,7 +66,7 @@ _CONTROLS: Mapping[str, str] = {
     "start": "sequence_start",
     "end": "sequence_end",
 }
-# Which field carries a value; a bool is an int, too.
+# The field for each type of value. bool comes first, because a bool is also an int.
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
@@ -78,7 +78,7 @@ def encode_call(
     parameters: Mapping[str, Parameter] | None,
     controls: CallControls,
 ) -> pb.ModelInferRequest:
-    tensors = [_tensor(name, value) for name, value in inputs.items()]
+    tensors = [_encode_tensor(name, value) for name, value in inputs.items()]
     message = pb.ModelInferRequest(
         model_name=model,
         model_version=version,
@@ -100,9 +100,9 @@ def encode_call(
 
 
 def decode_outputs(message: pb.ModelInferResponse) -> dict[str, Array]:
-    """Arrays over the message's own bytes, so read-only; BYTES become object arrays of bytes."""
+    """Return read-only arrays, which share the message's memory; BYTES become object arrays of bytes."""
     if len(message.raw_output_contents) != len(message.outputs):
-        raise InternalError("the server sent outputs without raw contents: it does not speak to this client")
+        raise InternalError("the server sent outputs without raw contents, which this client does not support")
     outputs: dict[str, Array] = {}
     for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
         tensor = Tensor(output.name, output.datatype, tuple(output.shape), data)
@@ -115,18 +115,19 @@ def decode_outputs(message: pb.ModelInferResponse) -> dict[str, Array]:
 
 
 def is_partial(message: pb.ModelInferResponse) -> bool:
-    """Whether more answers to the same request may follow."""
+    """Return whether more answers to this request may follow."""
     return "triton_final_response" in message.parameters and not message.parameters["triton_final_response"].bool_param
 
 
 def pick_output(outputs: Mapping[str, Array], name: str, model: str) -> Array:
     if name not in outputs:
-        raise InvalidRequest(f"model '{model}' gave {', '.join(outputs) or 'nothing'} and no '{name}': use infer()")
+        found = ", ".join(outputs) or "nothing"
+        raise InvalidRequest(f"model '{model}' returned {found}, but no '{name}': use infer()")
     return outputs[name]
 
 
 def column(elements: Sequence[bytes | str]) -> Array:
-    """BYTES [n, 1], as the tasks have them."""
+    """Return a BYTES array of shape [n, 1], which the tasks take."""
     return objects(elements).reshape(-1, 1)
 
 
@@ -144,10 +145,10 @@ def objects(values: Sequence[object]) -> Array:
     return array
 
 
-def _tensor(name: str, value: Array) -> Tensor:
+def _encode_tensor(name: str, value: Array) -> Tensor:
     array = np.asarray(value)
     if array.dtype == object and not all(isinstance(element, bytes | str) for element in array.flat):
-        raise InvalidTensor(f"input '{name}': an object array holds bytes or str, one for each BYTES element")
+        raise InvalidTensor(f"input '{name}': an object array must contain bytes or str, one for each BYTES element")
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     return from_array(name, array)
@@ -158,4 +159,4 @@ def _put_parameter(message: pb.ModelInferRequest, name: str, value: Parameter) -
         if isinstance(value, kind):
             setattr(message.parameters[name], field, value)
             return
-    raise InvalidRequest(f"parameter '{name}' is a {type(value).__name__}: give bool, int, float or str")
+    raise InvalidRequest(f"parameter '{name}' is a {type(value).__name__}: it must be bool, int, float or str")

@@ -1,4 +1,4 @@
-"""The client of a model registry: what is cut goes on by itself where it was."""
+"""The client of a model registry; it continues interrupted uploads and downloads."""
 
 import asyncio
 import json
@@ -18,19 +18,19 @@ from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.failures import decode_failure
 
 if TYPE_CHECKING:
-    from penstock.core.manifest import Manifest, ModelFacts  # of penstock-serve: only who uploads has one
+    from penstock.features.registry.manifest import Manifest, ModelFacts  # in penstock-serve
 
 T = TypeVar("T")
 MANAGER_ADDRESS = "127.0.0.1:7400"
-CALL_S = 60.0  # of a call that moves no files
-COMMIT_S = 600.0  # files may be copied into another store
-STALL_S = 30.0  # without a byte: the connection is given up
-GIVE_UP_S = 120.0  # without a byte over all attempts
-REACH_S = 5.0  # where no manager was ever reached
+CALL_S = 60.0  # for a call that transfers no files
+COMMIT_S = 600.0  # a commit may copy files to another store
+STALL_S = 30.0  # the connection is closed after this time without a byte
+GIVE_UP_S = 120.0  # the transfer fails after this time without a byte, over all attempts
+REACH_S = 5.0  # the transfer fails after this time if no manager has answered at all
 CHUNK_BYTES = 1024 * 1024
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
-# What another attempt puts right: it begins with asking how far the files are.
-AGAIN = ("offset", "incomplete", "unknown_upload")
+# Reasons of errors after which another attempt may succeed, because it first asks for the offsets of the files.
+RETRYABLE_REASONS = ("offset", "incomplete", "unknown_upload")
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -38,11 +38,13 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
-OnProgress = Callable[[int], None]  # bytes that are there
+OnProgress = Callable[[int], None]  # called with the number of transferred bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
+    """A version of a model in the registry."""
+
     model: str
     version: str
     digest: str
@@ -55,41 +57,47 @@ class ModelVersion:
 
 
 @dataclass(slots=True)
-class _Patience:
-    """How often, and for how long, something that gets nowhere is tried again."""
+class _Stall:
+    """Decides how long a transfer without progress is retried."""
 
     give_up_s: float
-    began: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=time.monotonic)
     backoff_s: float = FIRST_BACKOFF_S
     corrupted: int = 0
 
-    def moved(self) -> None:
-        self.began, self.backoff_s = time.monotonic(), FIRST_BACKOFF_S
+    def reset(self) -> None:
+        self.since, self.backoff_s = time.monotonic(), FIRST_BACKOFF_S
 
     async def wait_after(self, error: PenstockError) -> None:
-        """Raises it where another attempt would not help."""
+        """Wait before the next attempt; raise `error` if another attempt would not help."""
         if isinstance(error, Corrupted):
             self.corrupted += 1
-        may_try = error.is_retryable or error.reason in AGAIN or self.corrupted == 1
-        if not may_try or time.monotonic() - self.began > self.give_up_s:
+        may_try = error.is_retryable or error.reason in RETRYABLE_REASONS or self.corrupted == 1
+        if not may_try or time.monotonic() - self.since > self.give_up_s:
             raise error
         await asyncio.sleep(self.backoff_s)
         self.backoff_s = min(2 * self.backoff_s, MAX_BACKOFF_S)
 
 
 class RegistryClient:
-    """Used from one event loop, as a context. Of several addresses another one is tried where one does not answer."""
+    """A client for one event loop; use it as an async context manager.
+
+    If several addresses are given and a manager does not answer, the next address is tried.
+    """
 
     def __init__(
         self, addresses: str = MANAGER_ADDRESS, give_up_s: float = GIVE_UP_S, channels: Channels = PLAIN
     ) -> None:
-        """`addresses`: HOST:PORT, with commas between several; `give_up_s`: without a byte over all attempts."""
+        """Prepare a client; `addresses` are HOST:PORT of one or more managers, separated by commas.
+
+        A transfer fails if no byte arrives for `give_up_s` over all attempts.
+        """
         self._opening = channels
         self._give_up_s = give_up_s
-        is_target = addresses.startswith(("unix:", "ipv4:", "ipv6:", "dns:"))  # gRPC's own, which may name several
+        is_target = addresses.startswith(("unix:", "ipv4:", "ipv6:", "dns:"))  # a gRPC target, which may contain commas
         parts = [addresses] if is_target else addresses.split(",")
         self._addresses = [address.strip() for address in parts if address.strip()]
-        self._open()
+        self._open_channel()
 
     async def __aenter__(self) -> "RegistryClient":
         return self
@@ -109,61 +117,65 @@ class RegistryClient:
         facts: "ModelFacts | None" = None,
         on_progress: OnProgress = lambda _: None,
     ) -> ModelVersion:
-        """Uploads what is missing of it and makes it a version; `files` by SHA-256."""
-        patience = _Patience(min(REACH_S, self._give_up_s))
-        told = facts.model_dump_json(exclude_none=True) if facts is not None else "{}"
-        begin = pb.BeginUpload(manifest=manifest.encoded, facts=told.encode())
+        """Upload the files that the registry does not have, and register the version.
+
+        `files` are the paths by SHA-256. An interrupted upload is continued.
+        """
+        stall = _Stall(min(REACH_S, self._give_up_s))
+        metadata = facts.model_dump_json(exclude_none=True) if facts is not None else "{}"
+        begin = pb.BeginUpload(manifest=manifest.encoded, facts=metadata.encode())
         while True:
             try:
                 state = await self._call("Begin", begin)
-                patience.give_up_s = self._give_up_s  # somebody is there: it is worth waiting for
+                stall.give_up_s = self._give_up_s  # a manager has answered
                 if state.is_committed:
                     return await self.find(f"{manifest.model}:{manifest.version}")
                 if any(file.offset < file.size_bytes for file in state.files):
-                    await self._send(state, files, patience, on_progress)
+                    await self._send_files(state, files, stall, on_progress)
                 made = await self._call("Commit", pb.CommitUpload(upload_id=state.upload_id), COMMIT_S)
-                return _version(made.version)
+                return _decode_version(made.version)
             except PenstockError as error:
-                await patience.wait_after(error)
+                await stall.wait_after(error)
                 await self._try_next(error)
 
     async def find(self, reference: str) -> ModelVersion:
-        """NAME, NAME:VERSION or NAME@ALIAS."""
+        """Return the version with the reference NAME, NAME:VERSION or NAME@ALIAS."""
         found = await self._call("Find", pb.FindVersion(reference=reference))
-        return _version(found.version)
+        return _decode_version(found.version)
 
     async def list(self, model: str = "") -> "list[ModelVersion]":
-        return [_version(each) for each in (await self._call("List", pb.ListVersions(model=model))).versions]
+        """Return the versions of a model, or of all models."""
+        return [_decode_version(each) for each in (await self._call("List", pb.ListVersions(model=model))).versions]
 
     async def delete(self, model: str, version: str) -> None:
         await self._call("Delete", pb.DeleteVersion(model=model, version=version))
 
     async def set_alias(self, model: str, alias: str, version: str) -> None:
-        """Without a version the alias goes."""
+        """Point the alias to a version; an empty `version` deletes the alias."""
         await self._call("SetAlias", pb.SetAliasRequest(model=model, alias=alias, version=version))
 
     # --- files
 
     async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
-        """A file's bytes from there on. What was cut goes on; whoever takes it looks at the SHA-256."""
-        patience = _Patience(self._give_up_s)
+        """Yield a file's bytes from `offset` on; continue if the connection breaks. The caller checks the SHA-256."""
+        stall = _Stall(self._give_up_s)
         while True:
             try:
                 request = pb.DownloadRequest(sha256=sha256, offset=offset, is_manifest=is_manifest)
                 async for piece in self._download(request):
                     offset += len(piece)
-                    patience.moved()
+                    stall.reset()
                     yield piece
                 return
             except PenstockError as error:
-                await patience.wait_after(error)
+                await stall.wait_after(error)
                 await self._try_next(error)
 
     async def _download(self, request: pb.DownloadRequest) -> AsyncIterator[bytes]:
         call = self._stub.Download(request)
         try:
             while True:
-                message = await self._within(call.read(), STALL_S)
+                message = await self._await_call(call.read(), STALL_S)
                 if message is grpc.aio.EOF:
                     return
                 if message.HasField("failure"):
@@ -172,34 +184,33 @@ class RegistryClient:
         finally:
             call.cancel()
 
-    async def _send(
-        self, state: pb.UploadState, files: Mapping[str, Path], patience: _Patience, on_progress: OnProgress
+    async def _send_files(
+        self, state: pb.UploadState, files: Mapping[str, Path], stall: _Stall, on_progress: OnProgress
     ) -> None:
-        """All files that are missing, on one stream."""
         done = sum(file.offset for file in state.files)
-        moved_at = time.monotonic()
+        progress_at = time.monotonic()
 
         async def chunks() -> AsyncIterator[pb.UploadChunk]:
-            nonlocal done, moved_at
+            nonlocal done, progress_at
             for file in state.files:
                 if file.offset >= file.size_bytes:
                     continue
                 start = pb.UploadStart(upload_id=state.upload_id, sha256=file.sha256, offset=file.offset)
                 yield pb.UploadChunk(start=start)
-                async for piece in _pieces(files[file.sha256], file.offset, file.size_bytes):
+                async for piece in _read_pieces(files[file.sha256], file.offset, file.size_bytes):
                     yield pb.UploadChunk(data=piece)
                     done += len(piece)
-                    moved_at = time.monotonic()
-                    patience.moved()
+                    progress_at = time.monotonic()
+                    stall.reset()
                     on_progress(done)
 
         on_progress(done)
         call = self._stub.Upload(chunks())
-        answer = asyncio.ensure_future(self._within(call, None))
+        answer = asyncio.ensure_future(self._await_call(call, None))
         try:
             while not (await asyncio.wait({answer}, timeout=1.0))[0]:
-                if time.monotonic() - moved_at > STALL_S:
-                    raise Unavailable("the upload does not move")
+                if time.monotonic() - progress_at > STALL_S:
+                    raise Unavailable(f"the upload made no progress for {STALL_S:g} s; try again")
             response = answer.result()
         finally:
             answer.cancel()
@@ -208,7 +219,7 @@ class RegistryClient:
             raise decode_failure(response.failure)
 
     async def _call(self, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
-        """Asks every manager once before it gives up."""
+        """Make a call; try every manager once before it fails."""
         for is_last in (*[False] * (len(self._addresses) - 1), True):
             try:
                 return await self._call_one(method, request, timeout_s)
@@ -216,36 +227,36 @@ class RegistryClient:
                 if is_last:
                     raise
                 await self._try_next(error)
-        raise AssertionError("the last one raises")
+        raise AssertionError("the last attempt raises")
 
     async def _call_one(self, method: str, request: Any, timeout_s: float) -> Any:
-        response = await self._within(getattr(self._stub, method)(request, timeout=timeout_s), None)
+        response = await self._await_call(getattr(self._stub, method)(request, timeout=timeout_s), None)
         if response.HasField("failure"):
             raise decode_failure(response.failure)
         return response
 
-    async def _within(self, call: Awaitable[T], timeout_s: float | None) -> T:
+    async def _await_call(self, call: Awaitable[T], timeout_s: float | None) -> T:
         try:
             return await asyncio.wait_for(call, timeout_s)
         except TimeoutError:
-            raise Unavailable(f"nothing came from {self._addresses[0]} for {timeout_s:g} s") from None
+            raise Unavailable(f"{self._addresses[0]} sent no data for {timeout_s:g} s; try again later") from None
         except grpc.aio.AioRpcError as error:
-            raise _fault(error, self._addresses[0]) from error
+            raise _convert_error(error, self._addresses[0]) from error
 
     async def _try_next(self, error: PenstockError) -> None:
-        """The managers of a cluster share one registry."""
+        """Connect to the next manager if this manager is unavailable; all managers of a cluster share one registry."""
         if isinstance(error, Unavailable) and len(self._addresses) > 1:
             await self._channel.close()
             self._addresses.append(self._addresses.pop(0))
-            self._open()
+            self._open_channel()
 
-    def _open(self) -> None:
+    def _open_channel(self) -> None:
         self._channel = self._opening.open(self._addresses[0], OPTIONS)
         self._stub = registry_pb2_grpc.ModelRegistryStub(self._channel)
 
 
-async def _pieces(file: Path, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-    """As many bytes as the manifest says: what has grown since is noticed by its SHA-256."""
+async def _read_pieces(file: Path, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the file's bytes up to the size in the manifest; the registry detects a changed file by its SHA-256."""
     opened = await asyncio.to_thread(file.open, "rb")
     with opened:
         opened.seek(offset)
@@ -257,13 +268,13 @@ async def _pieces(file: Path, offset: int, size_bytes: int) -> AsyncIterator[byt
             yield piece
 
 
-def _fault(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
+def _convert_error(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
     if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED):
-        return Unavailable(f"the connection to {address} was cut: {error.details()}")
+        return Unavailable(f"the connection to {address} was interrupted: {error.details()}")
     return faults.from_manager(error, address)
 
 
-def _version(found: pb.ModelVersion) -> ModelVersion:
+def _decode_version(found: pb.ModelVersion) -> ModelVersion:
     return ModelVersion(
         found.model,
         found.version,

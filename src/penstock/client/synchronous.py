@@ -12,21 +12,20 @@ import grpc
 
 from penstock.client import faults, messages
 from penstock.client.calls import Ask, Calls
-from penstock.client.connection import Connection
-from penstock.client.direct import WorkerWay
-from penstock.client.generation import (
+from penstock.client.client_options import ClientOptions, ServerAddress, read_server
+from penstock.client.connection import Connection, WorkerWatch
+from penstock.client.direct import WorkerRoute
+from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+from penstock.client.ordered_results import check_window
+from penstock.client.text_generation import (
     AnswerOptions,
     Generated,
     Messages,
     Prompt,
     TextDelta,
-    ask_chat,
-    ask_prompt,
+    chat_request,
+    prompt_request,
 )
-from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
-from penstock.client.options import ClientOptions, ServerAddress, read_server
-from penstock.client.ordered import check_window
-from penstock.client.watching import WorkerWatch
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.wire.channels import Channels, bearer
 
@@ -35,25 +34,27 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _finish(work: Awaitable[R]) -> R:
-    """What it awaits blocks this thread and never waits for an event loop: its first step is its last."""
+def _run_blocking(work: Awaitable[R]) -> R:
+    """Run a coroutine without an event loop; every call that the coroutine awaits must block this thread."""
     try:
         work.__await__().send(None)
     except StopIteration as done:
         result: R = done.value
         return result
-    raise AssertionError("a blocking call waits for an event loop")
+    raise AssertionError("a blocking call must not wait for an event loop")
 
 
-def _blocking(call: Callable[Concatenate[Calls, P], Coroutine[Any, Any, R]]) -> "Callable[Concatenate[Client, P], R]":
+def _make_blocking(
+    call: Callable[Concatenate[Calls, P], Coroutine[Any, Any, R]],
+) -> "Callable[Concatenate[Client, P], R]":
     @wraps(call)
     def blocking(client: "Client", /, *args: P.args, **options: P.kwargs) -> R:
-        return _finish(call(client._calls, *args, **options))
+        return _run_blocking(call(client._calls, *args, **options))
 
     return blocking
 
 
-def _blocking_stream(
+def _make_blocking_stream(
     call: Callable[Concatenate[Calls, P], AsyncGenerator[R, None]],
 ) -> "Callable[Concatenate[Client, P], Generator[R, None, None]]":
     @wraps(call)
@@ -61,24 +62,29 @@ def _blocking_stream(
         answers = call(client._calls, *args, **options)
         try:
             while True:
-                yield _finish(anext(answers))
+                yield _run_blocking(anext(answers))
         except StopAsyncIteration:
             return
         finally:
-            _finish(answers.aclose())
+            _run_blocking(answers.aclose())
 
     return blocking
 
 
 class Client:
+    """A Penstock client whose calls block; it is safe to use from several threads."""
+
     def __init__(
         self,
         address: str = DEFAULT_ADDRESS,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         **options: Unpack[ClientOptions],
     ) -> None:
-        """`address`: HOST:PORT, or https://HOST:PORT for TLS; `timeout_s` is the deadline of every call that is given
-        no other."""
+        """Prepare a client; the connection opens with the first call.
+
+        `address` is HOST:PORT, or https://HOST:PORT for TLS. `timeout_s` is the deadline of calls without a
+        `timeout_s` of their own.
+        """
         self.address = address
         self._calls = _BlockingCalls(read_server(address, options), address, timeout_s, options)
 
@@ -104,8 +110,11 @@ class Client:
     def chat(
         self, model: str, messages: Messages, *, stream: bool = False, **options: Unpack[AnswerOptions]
     ) -> Generated | Generator[TextDelta, None, None]:
-        """The answer to a chat, or with `stream` what comes of it as it comes: closing that cancels the rest."""
-        asked = ask_chat(model, messages, options)
+        """Return the model's answer to a chat, or with `stream=True` an iterator over its parts as they are generated.
+
+        Close the iterator to cancel the rest of the answer.
+        """
+        asked = chat_request(model, messages, options)
         return self._generate_stream(asked) if stream else self._generate(asked)
 
     @overload
@@ -121,30 +130,30 @@ class Client:
     def generate(
         self, model: str, prompt: Prompt, *, stream: bool = False, **options: Unpack[AnswerOptions]
     ) -> Generated | Generator[TextDelta, None, None]:
-        """How the model goes on from a prompt; otherwise as `chat`."""
-        asked = ask_prompt(model, prompt, options)
+        """Complete a raw prompt, without a chat template; otherwise like `chat`."""
+        asked = prompt_request(model, prompt, options)
         return self._generate_stream(asked) if stream else self._generate(asked)
 
-    embed = _blocking(Calls.embed)
-    embed_many = _blocking_stream(Calls.embed_many)
-    upscale = _blocking(Calls.upscale)
-    score = _blocking(Calls.score)
-    rerank = _blocking(Calls.rerank)
-    classify = _blocking(Calls.classify)
-    infer = _blocking(Calls.infer)
-    infer_stream = _blocking_stream(Calls.infer_stream)
-    _generate = _blocking(Calls._generate)
-    _generate_stream = _blocking_stream(Calls._generate_stream)
-    is_ready = _blocking(Calls.is_ready)
-    models = _blocking(Calls.models)
-    signature = _blocking(Calls.signature)
+    embed = _make_blocking(Calls.embed)
+    embed_many = _make_blocking_stream(Calls.embed_many)
+    upscale = _make_blocking(Calls.upscale)
+    score = _make_blocking(Calls.score)
+    rerank = _make_blocking(Calls.rerank)
+    classify = _make_blocking(Calls.classify)
+    infer = _make_blocking(Calls.infer)
+    infer_stream = _make_blocking_stream(Calls.infer_stream)
+    _generate = _make_blocking(Calls._generate)
+    _generate_stream = _make_blocking_stream(Calls._generate_stream)
+    is_ready = _make_blocking(Calls.is_ready)
+    models = _make_blocking(Calls.models)
+    signature = _make_blocking(Calls.signature)
 
 
 class _BlockingCalls(Calls):
     def __init__(self, server: ServerAddress, address: str, timeout_s: float, options: ClientOptions) -> None:
-        # What is asked for again goes by a connection of its own.
+        # Hedged requests use a second connection.
         super().__init__(server, address, timeout_s, options, 1 if options.get("hedge_after_s") is None else 2)
-        self._watch = WorkerWatch(self._leave_worker)
+        self._watch = WorkerWatch(self._drop_worker)
 
     def close(self) -> None:
         self._watch.close()
@@ -155,28 +164,28 @@ class _BlockingCalls(Calls):
         return Connection(channels.open_blocking(address, messages.OWN_CHANNEL_OPTIONS))
 
     async def _pause(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - this thread waits for nothing else
+        time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop in this thread
 
-    def _leave_worker(self, connection: Connection) -> None:
-        self._workers = {way: each for way, each in self._workers.items() if each is not connection}
+    def _drop_worker(self, connection: Connection) -> None:
+        self._workers = {route: each for route, each in self._workers.items() if each is not connection}
         connection.channel.close()
 
     async def _ask_worker(
-        self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
+        self, route: WorkerRoute, message: pb.ModelInferRequest, timeout_s: float
     ) -> pb.ModelInferResponse:
-        worker = self._worker(way)
-        with self._watch.over(worker):
+        worker = self._worker_connection(route)
+        with self._watch.watch(worker):
             try:
-                answer = worker.stub.ModelInfer(message, timeout=timeout_s, metadata=bearer(way.token))
-            except (grpc.RpcError, ValueError) as error:  # the second: it is closed
+                answer = worker.stub.ModelInfer(message, timeout=timeout_s, metadata=bearer(route.token))
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 if worker.is_left:
-                    raise faults.silent(way.address) from error
+                    raise faults.unresponsive_worker(route.address) from error
                 raise
         return answer  # type: ignore[no-any-return]
 
-    def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+    def _hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
         async def ask(timeout_s: float) -> pb.ModelInferResponse:
-            began = time.monotonic()
+            started = time.monotonic()
             answered: SimpleQueue[Any] = SimpleQueue()
             asked: list[Any] = []
 
@@ -190,7 +199,7 @@ class _BlockingCalls(Calls):
                     done = answered.get(timeout=after_s)
                 except Empty:
                     if self._budget.take():
-                        send(self._connections[1].stub, max(0.001, timeout_s - (time.monotonic() - began)))
+                        send(self._connections[1].stub, max(0.001, timeout_s - (time.monotonic() - started)))
                     done = answered.get()
                 if done.exception() is not None and len(asked) > 1:
                     done = answered.get()
@@ -201,7 +210,7 @@ class _BlockingCalls(Calls):
 
         return ask
 
-    async def _each(
+    async def _map_in_order(
         self, items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
     ) -> AsyncGenerator[R, None]:
         check_window(window)
@@ -209,7 +218,7 @@ class _BlockingCalls(Calls):
         pool = ThreadPoolExecutor(window, "penstock-client")
         try:
             async for item in items:
-                waiting.append(pool.submit(lambda item: _finish(work(item)), item))
+                waiting.append(pool.submit(lambda item: _run_blocking(work(item)), item))
                 while waiting and (len(waiting) >= window or waiting[0].done()):
                     yield waiting.popleft().result()
             while waiting:
@@ -220,6 +229,6 @@ class _BlockingCalls(Calls):
     async def _answer(self, call: Any) -> Any:
         return call
 
-    async def _answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def _iterate_answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
         for answer in call:
             yield answer

@@ -1,4 +1,4 @@
-"""What is asked of the tasks to a request, and its answer to scores, ranks and labels: what both clients share."""
+"""Requests for the built-in tasks, and their answers as scores, ranks and labels, for both clients."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ SCORE, EMBED = "score", "embed"
 
 
 class ImageOptions(TypedDict, total=False):
-    """What may be asked of an image's answer, as keyword arguments; None: as the model has it."""
+    """Options of the resulting image, as keyword arguments; None: the model's default."""
 
     format: str | None  # png, jpeg or webp
-    quality: int | None  # of jpeg and webp, 1 to 100
-    resolution: str | None  # a factor (2x), lines (1080p, 4k) or a frame (1920x1080)
+    quality: int | None  # for jpeg and webp, 1 to 100
+    resolution: str | None  # a factor (2x), a height (1080p, 4k) or a size (1920x1080)
     mode: str | None  # upscale or denoise
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    queries: list[str]  # one for all passages, or one for each
+    queries: list[str]  # one query for all passages, or one query for each passage
     passages: list[str]
 
 
@@ -37,13 +37,13 @@ def image_parameters(options: ImageOptions) -> dict[str, Parameter]:
 
 
 async def in_chunks(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:
-    """Waits only where the texts are awaited themselves."""
+    """Yield the texts in lists of `size`; await only if the texts come from an asynchronous iterable."""
     if size < 1:
-        raise InvalidRequest(f"batch is {size}: at least one text goes in a request")
+        raise InvalidRequest(f"batch is {size}: it must be at least 1")
     chunk: list[str] = []
-    async for text in _awaited(texts):
+    async for text in _as_async(texts):
         if not isinstance(text, str):
-            raise InvalidRequest(f"there is a {type(text).__name__} among the texts: give str")
+            raise InvalidRequest(f"the texts must be str, but one is a {type(text).__name__}")
         chunk.append(text)
         if len(chunk) == size:
             yield chunk
@@ -52,7 +52,7 @@ async def in_chunks(texts: Iterable[str] | AsyncIterable[str], size: int) -> Asy
         yield chunk
 
 
-async def _awaited(texts: Iterable[str] | AsyncIterable[str]) -> AsyncIterator[str]:
+async def _as_async(texts: Iterable[str] | AsyncIterable[str]) -> AsyncIterator[str]:
     if isinstance(texts, AsyncIterable):
         async for text in texts:
             yield text
@@ -63,13 +63,14 @@ async def _awaited(texts: Iterable[str] | AsyncIterable[str]) -> AsyncIterator[s
 
 def read_pairs(query: str | Iterable[str], passages: Iterable[str]) -> Pairs:
     if isinstance(passages, str):
-        raise InvalidRequest("the passages are a list of texts: [text]")
+        raise InvalidRequest("the passages must be a list of texts, not one text: [text]")
     pairs = Pairs([query] if isinstance(query, str) else list(query), list(passages))
     if not pairs.passages:
-        raise InvalidRequest("there are no passages: give at least one")
+        raise InvalidRequest("there are no passages: give at least one passage")
     if len(pairs.queries) not in (1, len(pairs.passages)):
         raise InvalidRequest(
-            f"{len(pairs.queries)} queries for {len(pairs.passages)} passages: give one for all, or one for each"
+            f"{len(pairs.queries)} queries for {len(pairs.passages)} passages: give one query for all passages, or one "
+            "query for each passage"
         )
     return pairs
 
@@ -79,8 +80,8 @@ def score_inputs(pairs: Pairs, task: str, model: str) -> dict[str, Array]:
         return {"query": column(pairs.queries), "passage": column(pairs.passages)}
     if task == EMBED:
         return {"text": column([*pairs.queries, *pairs.passages])}
-    does = f"does '{task}'" if task else "does not tell its task"
-    raise InvalidRequest(f"model '{model}' {does}: scores need one that does '{SCORE}' or '{EMBED}'")
+    problem = f"has the task '{task}'" if task else "reports no task"
+    raise InvalidRequest(f"model '{model}' {problem}: scores need a model with the task '{SCORE}' or '{EMBED}'")
 
 
 def read_scores(outputs: Mapping[str, Array], pairs: Pairs, task: str, model: str) -> Array:
@@ -90,25 +91,25 @@ def read_scores(outputs: Mapping[str, Array], pairs: Pairs, task: str, model: st
         vectors = pick_output(outputs, "embedding", model)
         scores = cosines(vectors[: len(pairs.queries)], vectors[len(pairs.queries) :])
     if len(scores) != len(pairs.passages):
-        raise InternalError(f"model '{model}' gave {len(scores)} scores for {len(pairs.passages)} passages")
+        raise InternalError(f"model '{model}' returned {len(scores)} scores for {len(pairs.passages)} passages")
     return scores
 
 
 def rank(scores: Array, top_n: int | None = None) -> list[tuple[int, float]]:
     if top_n is not None and top_n < 1:
-        raise InvalidRequest(f"top_n is {top_n}: give at least 1, or none for all")
+        raise InvalidRequest(f"top_n is {top_n}: it must be at least 1, or None for all")
     return best_first(scores, top_n)
 
 
 def is_tensor(items: Items) -> TypeGuard[Array]:
-    """Whether they are the numbers of a model's own input, rather than images or texts."""
+    """Return whether the items are an array for the model's input tensor, and not images or texts."""
     return isinstance(items, np.ndarray) and items.dtype.kind not in "OSU"
 
 
 def item_inputs(items: Iterable[bytes] | Iterable[str]) -> dict[str, Array]:
-    """Images are bytes, texts are str."""
+    """Return the model input for images (bytes) or texts (str)."""
     if isinstance(items, bytes | str):
-        raise InvalidRequest("classify takes a list of images (bytes) or texts (str): classify([image])")
+        raise InvalidRequest("classify takes a list of images (bytes) or texts (str), not one item: classify([image])")
     given: list[bytes | str] = list(items)
     if not given:
         raise InvalidRequest("there is nothing to classify: give at least one image or text")
@@ -116,32 +117,32 @@ def item_inputs(items: Iterable[bytes] | Iterable[str]) -> dict[str, Array]:
         return {"image": column(given)}
     if all(isinstance(item, str) for item in given):
         return {"text": column(given)}
-    raise InvalidRequest("classify takes images (bytes), texts (str) or one array of numbers, and no mixture")
+    raise InvalidRequest("classify takes only images (bytes), only texts (str), or one array of numbers")
 
 
 def tensor_inputs(array: Array, signature: ModelSignature) -> dict[str, Array]:
-    """The array as the model's only input, in its datatype where no kind of number is changed by that."""
+    """Return the array as the model's only input, converted to its datatype; do not convert floats to integers."""
     if len(signature.inputs) != 1 or signature.inputs[0].datatype == BYTES:
         takes = ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in signature.inputs)
-        raise InvalidRequest(f"model '{signature.name}' takes {takes}, and no array alone")
+        raise InvalidRequest(f"model '{signature.name}' takes {takes}: one array is not enough, use infer()")
     spec = signature.inputs[0]
     try:
         return {spec.name: array.astype(NUMPY_TYPES[spec.datatype], casting="same_kind")}
     except TypeError as error:
-        raise InvalidTensor(f"input '{spec.name}' takes {spec.datatype}: {error}") from error
+        raise InvalidTensor(f"input '{spec.name}' needs {spec.datatype}: {error}") from error
 
 
 def label_parameters(top_k: int | None) -> dict[str, Parameter]:
-    """How many labels; none: as the model has it."""
+    """Return the parameter for the number of labels; None means the model's own setting."""
     if top_k is None:
         return {}
     if top_k < 1:
-        raise InvalidRequest(f"top_k is {top_k}: give at least 1, or none for the model's own")
+        raise InvalidRequest(f"top_k is {top_k}: it must be at least 1, or None for the model's own setting")
     return {"top_k": top_k}
 
 
 def read_labels(outputs: Mapping[str, Array], model: str) -> list[Labels]:
-    """For each item its labels with their scores, the best first."""
+    """Return the labels and scores of each item, the best first."""
     names, scores = pick_output(outputs, "label", model), pick_output(outputs, "score", model)
     return [
         [(name.decode(errors="replace"), float(score)) for name, score in zip(*row, strict=True)]

@@ -1,8 +1,8 @@
-"""Raw messages over one WebSocket: each is one input, each answer one output, in order. For the frames of a video."""
+"""Streams the images of a video over one WebSocket: each message is an input or an output, in order."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from contextlib import aclosing
 from typing import Unpack
 from urllib.parse import quote, urlencode
@@ -11,11 +11,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from penstock.client import faults
+from penstock.client.client_options import ClientOptions, read_key, read_tls_files
 from penstock.client.messages import DEFAULT_TIMEOUT_S
-from penstock.client.options import ClientOptions, read_key, read_tls_files
+from penstock.client.tasks import ImageOptions
 from penstock.core.errors import BY_CODE, InvalidRequest, PenstockError, RequestTooLarge, Unavailable, from_code
 from penstock.wire.channels import bearer
-from penstock.wire.credentials.channels import client_context
+from penstock.wire.credentials.client_tls import client_context
 
 DEFAULT_HTTP = "http://127.0.0.1:8080"
 CLOSE_S = 2.0
@@ -29,39 +30,42 @@ async def stream_raw(
     names: tuple[str, str] = ("image", "image"),
     window: int = 8,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    image: ImageOptions | None = None,
     **options: Unpack[ClientOptions],
 ) -> AsyncGenerator[bytes | PenstockError, None]:
-    """`names` are of the input and the output; `options` as a client has them.
+    """Send each frame to the model and yield the answers in order; for a frame that failed, yield the error.
 
-    What went wrong with one frame comes in its place. At most `window` of them are on their way, or answered and not
-    taken.
+    `names` are the model's input and output, `image` contains the options of the resulting images, and `options` are
+    the keyword arguments of `Client`. At most `window` frames are being processed or have answers that wait to be read.
     """
     if window < 1:
-        raise InvalidRequest(f"window is {window}: at least one frame must be on its way")
+        raise InvalidRequest(f"window is {window}: it must be at least 1")
     try:
-        connection = await _connect(http, model, names, timeout_s, options)
+        connection = await _connect(
+            http, model, {"input": names[0], "output": names[1], **(image or {})}, timeout_s, options
+        )
         try:
-            async with aclosing(_exchange(connection, frames, window, timeout_s)) as answers:
+            async with aclosing(_exchange_frames(connection, frames, window, timeout_s)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
             await _close(connection)
     except InvalidStatus as error:
-        raise _refusal(error) from error
+        raise _read_refusal(error) from error
     except ConnectionClosed as error:
-        raise _closed(error) from error
+        raise _closed_error(error) from error
     except InvalidURI as error:
         raise InvalidRequest(f"{http} is not the HTTP address of a server: {error}") from error
     except (OSError, InvalidHandshake) as error:
         raise faults.unreachable(http, str(error)) from error
 
 
-def _connect(http: str, model: str, names: tuple[str, str], timeout_s: float, options: ClientOptions) -> connect:
+def _connect(http: str, model: str, asked: Mapping[str, object], timeout_s: float, options: ClientOptions) -> connect:
     files = read_tls_files(options)
     base = http.rstrip("/")
     if "://" not in base:
         base = f"{'http' if files.is_empty and not options.get('tls') else 'https'}://{base}"
-    query = urlencode({"input": names[0], "output": names[1]})
+    query = urlencode({name: value for name, value in asked.items() if value is not None})
     return connect(
         f"ws{base.removeprefix('http')}/v2/models/{quote(model, safe='')}/stream?{query}",
         additional_headers={
@@ -70,8 +74,8 @@ def _connect(http: str, model: str, names: tuple[str, str], timeout_s: float, op
         },
         ssl=client_context(files) if base.startswith("https:") else None,
         compression=None,
-        max_size=None,  # answers are bounded by what was asked
-        ping_interval=None,  # a server whose window is full reads no ping: every answer has a deadline instead
+        max_size=None,  # the size of an answer depends on the request
+        ping_interval=None,  # a busy server does not read pings; every answer has a deadline instead
         close_timeout=CLOSE_S,
     )
 
@@ -81,14 +85,14 @@ async def _close(connection: ClientConnection) -> None:
         async with asyncio.timeout(CLOSE_S):
             await connection.close()
     except TimeoutError:
-        connection.transport.abort()  # a server whose window is full does not even read a good-bye
+        connection.transport.abort()  # a busy server does not read the close message
 
 
-async def _exchange(
+async def _exchange_frames(
     connection: ClientConnection, frames: AsyncIterable[bytes], window: int, timeout_s: float
 ) -> AsyncGenerator[bytes | PenstockError, None]:
     room = asyncio.Semaphore(window)
-    due: asyncio.Queue[bool] = asyncio.Queue(window + 1)  # True for each answer that will come, then False
+    due: asyncio.Queue[bool] = asyncio.Queue(window + 1)  # True for each expected answer, then False
 
     async def send_all() -> None:
         iterator = aiter(frames)
@@ -109,32 +113,32 @@ async def _exchange(
         while await due.get():
             async with asyncio.timeout(timeout_s):
                 answer = await connection.recv()
-            yield _problem(answer) if isinstance(answer, str) else answer
+            yield _decode_problem(answer) if isinstance(answer, str) else answer
             room.release()
         await sender
     except TimeoutError:
-        raise faults.late() from None
+        raise faults.timed_out() from None
     finally:
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
 
 
-def _problem(text: str) -> PenstockError:
+def _decode_problem(text: str) -> PenstockError:
     found = json.loads(text)
     return from_code(found["code"], found["error"], {})
 
 
-def _refusal(error: InvalidStatus) -> PenstockError:
-    """The server answered the handshake, and not by opening the stream."""
+def _read_refusal(error: InvalidStatus) -> PenstockError:
+    """Return the error with which the server refused the handshake."""
     code = error.response.headers.get(faults.CODE, "")
     try:
         message = str(json.loads(error.response.body)["error"])
     except (ValueError, KeyError, TypeError):
-        message = f"the server opens no stream there: HTTP {error.response.status_code}"
+        message = f"the server did not open a stream: HTTP {error.response.status_code}"
     return from_code(code, message, {}) if code in BY_CODE else InvalidRequest(message)
 
 
-def _closed(error: ConnectionClosed) -> PenstockError:
+def _closed_error(error: ConnectionClosed) -> PenstockError:
     if error.rcvd is not None and error.rcvd.code == TOO_BIG:
-        return RequestTooLarge("a frame is over the server's limits.max_message_bytes: send smaller ones")
+        return RequestTooLarge("a frame exceeds the server's limits.max_message_bytes: send smaller frames")
     return Unavailable(f"the server ended the stream: {error}")

@@ -1,88 +1,128 @@
-"""Error messages within what protocols carry, and without what is the server's own."""
+"""Error messages that fit into protocol headers and do not reveal the server's files or secrets."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-TEXT_COST = 6000  # as gRPC's metadata carries it
-EDGE_COST = 7000  # of what parts have made of it; beyond 8 KiB the caller would get another error
-MOST_COST = 12  # of one character
+TEXT_COST = 6000  # bytes of a message when it is percent-encoded for gRPC's metadata
+EDGE_COST = 7000  # limit with the context that other layers added; gRPC would replace an error of more than 8 KiB
+MOST_COST = 12  # encoded bytes of one character
 TAIL_LINES = 24
 TAIL_CHARS = 2000
 LINE_CHARS = 300
 SECRET_WORDS = frozenset(("secret", "key", "password", "token"))
 KEY_CHARS = 200
-# A folder of the server's, down to the last part; the server's own routes are none.
+# An absolute path of the server's file system up to its last part, but not one of the server's own URL paths.
 FOLDER = re.compile(r"(?<![\w.…/])/(?!v[12]/)(?:[^/\s'\"`,;:()\[\]{}<>|]+/)+")
-# Terminals act on these, or show what follows in another order or on another line.
+# Characters that terminals execute, or that reorder or wrap the text after them.
 UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
+# Messages by pydantic's type of the error. Other messages of pydantic are plain once their first words are replaced.
+PLAIN_PROBLEMS = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping, such as {key: value}"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("list_type", "tuple_type", "set_type", "frozen_set_type"), "must be a list, such as [a, b]"),
+    **dict.fromkeys(("string_type", "bytes_type"), "must be text"),
+    **dict.fromkeys(("path_type", "path_not_exists"), "must be a path"),
+    "finite_number": "must be a finite number",
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "json_invalid": "must be JSON",
+    "json_type": "must be JSON",
+}
+PREFIXES = ("Input should", "String should", "List should", "Tuple should", "Dictionary should", "Value should")
 CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 
 
 def shorten(text: str, most: int = TEXT_COST) -> str:
-    """The beginning and the end, within what an error message may cost on its way."""
+    """Cut the middle out of a message whose encoded size exceeds `most` bytes."""
     if MOST_COST * len(text) <= most:
         return text
-    if len(text) <= most and sum(map(_cost, text)) <= most:
+    if len(text) <= most and sum(map(_count_encoded_bytes, text)) <= most:
         return text
-    head = _within(text[:most], most // 4)
-    end = _within(text[-most:][::-1], most - most // 4)[::-1]
+    head = _cut_to_encoded_cost(text[:most], most // 4)
+    end = _cut_to_encoded_cost(text[-most:][::-1], most - most // 4)[::-1]
     return f"{head} … {end}"
 
 
 def for_clients(text: str) -> str:
-    """What is behind the first line (a traceback, source, a process's last words) is for the log, and so is where the
-    server has its files."""
+    """Return the first line of a message, without folders and credentials.
+
+    Further lines (tracebacks, source, a process's last output) belong only in the log.
+    """
     first = text.lstrip().split("\n", 1)[0].rstrip()
     return CREDENTIALS.sub("…@", FOLDER.sub("", shorten(first, EDGE_COST)))
 
 
 def printable(text: str) -> str:
-    """Control characters as they are written in source."""
+    """Escape control characters as in Python source."""
     return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def tail(text: str) -> str:
-    """The last lines, which say most of a traceback, within what an error message may hold."""
+    """Return the last lines of a traceback, short enough for an error message."""
     kept = "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])
     return kept if len(kept) <= TAIL_CHARS else f"…{kept[1 - TAIL_CHARS :]}"
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says first; its name where it says nothing."""
+    """Return the first line of an exception's message, or its class name if the message is empty."""
     lines = str(error).strip().splitlines()
     return lines[0][:LINE_CHARS] if lines else type(error).__name__
 
 
+def plain_cause(error: Exception) -> str:
+    """Return in plain words why a file, a text or JSON could not be read; otherwise the message's first line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start + 1} is not UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}, column {error.colno} is wrong, or the text ends there"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+
+
 def first_problem(error: "ValidationError", whole: str = "") -> str:
-    """The key and what is wrong with it, in one sentence; `whole` is said where it is no single key's."""
+    """Return the first invalid key and its problem. `whole` names the object if the problem concerns no single key."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])[:KEY_CHARS] or whole
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
+    return f"{where}: {plain_problem(first)}" if where else plain_problem(first)
+
+
+def plain_problem(error: Mapping[str, Any]) -> str:
+    """Return the problem that a pydantic error reports in plain words, such as "must be a whole number"."""
+    if text := PLAIN_PROBLEMS.get(error["type"]):
+        return text
+    message = str(error["msg"]).removeprefix("Value error, ")
+    for start in PREFIXES:
+        if message.startswith(start):
+            return message.replace(start, "must", 1)
+    return message
 
 
 def given_value(location: Sequence[object], value: object) -> str:
-    """What a setting was given, for whoever gave it; empty where it may be a secret, or hold one."""
+    """Return a setting's value for an error message, or an empty text if it may be or contain a secret."""
     words = str(location[-1]).lower().split("_") if location else ()
     if isinstance(value, dict | list | tuple) or not SECRET_WORDS.isdisjoint(words):
         return ""
     return f"{value!r:.80}"
 
 
-def _within(text: str, budget: int) -> str:
-    costs = accumulate(map(_cost, text))
+def _cut_to_encoded_cost(text: str, budget: int) -> str:
+    costs = accumulate(map(_count_encoded_bytes, text))
     return text[: sum(1 for _ in takewhile(lambda cost: cost <= budget, costs))]
 
 
-def _cost(char: str) -> int:
-    """gRPC writes a byte as itself or as %XX."""
+def _count_encoded_bytes(char: str) -> int:
+    """Return the bytes that a character takes in gRPC's percent-encoding."""
     return 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode("utf-8", "replace"))
 
 

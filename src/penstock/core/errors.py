@@ -1,54 +1,57 @@
-"""Every error that Penstock raises on purpose.
+"""All errors that Penstock raises on purpose.
 
 PenstockError
 ├── InvalidRequest          the caller sent something that cannot be served as it is
 │   ├── UnknownModel        no such model, version or block
+│   ├── OtherCluster        the block belongs to another cluster, which the message names
 │   ├── NotFound            no such worker, key or rollout
+│   │   └── NoMatch         no block matches the search query
 │   ├── InvalidTensor       a tensor's name, datatype, shape or size is wrong
-│   ├── InvalidImage        bytes that are not an image we read, or a bomb
-│   ├── HeadersTooLarge     too many headers, or too long ones
-│   ├── TooSlow             it stopped coming before it was whole
-│   ├── SessionError        out of its session's order, or its session has ended
-│   ├── Unauthenticated     who asks is not known: no key, or one that is not known, has expired or was revoked
-│   ├── Forbidden           not to this caller, or not on this server: a setting says who and what
-│   └── UnknownHost         it is for a host that this server does not answer to
+│   ├── InvalidImage        not an image in a supported format, or a decompression bomb
+│   ├── HeadersTooLarge     too many headers, or headers that are too long
+│   ├── TooSlow             the request stopped arriving before it was complete
+│   ├── SessionError        a request out of its session's order, or of a session that has ended
+│   ├── Unauthenticated     the caller's key or certificate is missing, unknown, expired or revoked
+│   ├── Forbidden           the caller's permissions or the server's settings do not allow the request
+│   └── UnknownHost         the Host header names a host that is not this server
 ├── Refused                 an admission limit: nothing ran, try later or send less
 │   ├── RequestTooLarge     message size, rows or tokens: the same request never fits
 │   ├── QueueFull           the block has too many requests waiting
-│   ├── QueueTimeout        it waited longer than its level's queue policy allows
-│   ├── Overloaded          the gateway holds too many bytes
-│   └── RateLimited         the key has asked for as much as it may for now
-├── Corrupted               a file's SHA-256 is not what it should be
-├── Conflict                somebody else changed it in the meantime
+│   ├── QueueTimeout        the request waited longer than the queue policy of its priority allows
+│   ├── Overloaded          the gateway holds too many requests or bytes
+│   └── RateLimited         the caller reached one of its rate or concurrency limits
+├── Corrupted               a file's SHA-256 differs from the expected one
+├── Conflict                somebody else changed the same record in the meantime
 │   ├── NameTaken           another role of the cluster has this name
-│   └── PreconditionFailed  it is not any more what the caller has read
-├── Unavailable             nobody can run it now
-│   ├── ModelNotReady       known, but loading, failed or unloaded
-│   ├── DeviceOutOfMemory   a GPU has no room for the model, or for what it computes
-│   ├── Draining            this process is leaving
-│   ├── SessionMoved        its session has another gateway now: nothing ran
-│   ├── GatewayLost         the gateway that had its session is gone, and whether it ran is not known
-│   ├── WorkerLost          the workers that ran it died, and it may not be tried again
-│   ├── NotLeader           another manager leads the cluster, or none just now
-│   ├── StoreUnavailable    the metadata store does not answer; whether it wrote is not known
-│   ├── LeaseLost           the lease has ended, and what was written under it
-│   └── Compacted           the metadata store no longer knows changes that far back
-├── DeadlineExceeded        the deadline passed; whether it ran is not known
-├── Cancelled               the caller left
+│   └── PreconditionFailed  the object changed after the caller read it
+├── Unavailable             nothing can serve the request now
+│   ├── ModelNotReady       the model exists, but is loading, failed or unloaded
+│   ├── DeviceOutOfMemory   a GPU has no memory for the model or for its computation
+│   ├── Draining            this process is shutting down
+│   ├── SessionMoved        another gateway owns the session now: nothing ran
+│   ├── GatewayLost         the gateway that owned the session died; the request may have run
+│   ├── WorkerLost          the workers that ran the request died, and it must not run again
+│   ├── NotLeader           another manager leads the cluster, or no manager leads now
+│   ├── StoreUnavailable    the metadata store does not answer; a write may have happened
+│   ├── LeaseLost           the lease ended, and the records written with it were deleted
+│   └── Compacted           the metadata store no longer keeps the requested changes
+├── DeadlineExceeded        the deadline passed; the request may have run
+├── Cancelled               the caller closed the request
 ├── EngineFailed            the model itself failed on this input
-├── WireError               a peer sent a frame that cannot be understood
-├── ConfigError             a setting or a model.yaml is wrong; carries file and line
-└── InternalError           a bug of ours
+├── PolicyFailed            a registered search policy failed; the request was not run
+├── WireError               a peer sent a message that cannot be decoded
+├── ConfigError             a setting or a model.yaml is wrong; fields name file and line
+└── InternalError           a bug in Penstock
 
-`is_retryable`: the same request may succeed later. `is_definite`: it certainly did not run
-to completion. Transport codes live in gateway/statuses.py alone.
+`is_retryable`: the same request may succeed later. `is_definite`: the request certainly did not run to completion.
+Only endpoints/statuses.py knows transport codes.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.core.principals import LimitStanding
+    from penstock.core.principals import LimitStatus
 
 
 class PenstockError(Exception):
@@ -63,7 +66,7 @@ class PenstockError(Exception):
 
     @property
     def reason(self) -> str:
-        """Which fault of its code it is, where somebody acts on it; the message is for people alone."""
+        """Return the error's subcode for programs, or an empty text; the message is for people only."""
         return self.fields.get("reason", "")
 
 
@@ -75,8 +78,16 @@ class UnknownModel(InvalidRequest):
     code = "unknown_model"
 
 
+class OtherCluster(InvalidRequest):
+    code = "other_cluster"
+
+
 class NotFound(InvalidRequest):
     code = "not_found"
+
+
+class NoMatch(NotFound):
+    code = "no_match"
 
 
 class InvalidTensor(InvalidRequest):
@@ -135,10 +146,10 @@ class Overloaded(Refused):
 
 
 class RateLimited(Refused):
-    """Its field `limit` names the one of the key's limits that it met."""
+    """Raised when a caller reaches one of its limits, which the field `limit` names."""
 
     code = "rate_limited"
-    standings: "tuple[LimitStanding, ...]" = ()  # how the caller stands with each of its limits
+    limit_statuses: "tuple[LimitStatus, ...]" = ()  # the state of each of the caller's limits
 
     def __init__(self, message: str, **fields: str) -> None:
         super().__init__(message, **fields)
@@ -159,8 +170,8 @@ class NameTaken(Conflict):
     @classmethod
     def of(cls, role_id: str) -> "NameTaken":
         return cls(
-            f"'{role_id}' is the name of another that is there: give each host a name of its own with --node, and each "
-            "of several on one host with --id"
+            f"another role of the cluster is already named '{role_id}': give each host a different --node, and each "
+            "role on the same host a different --id"
         )
 
 
@@ -179,7 +190,7 @@ class ModelNotReady(Unavailable):
 
 
 class DeviceOutOfMemory(Unavailable):
-    """Its fields `device`, `needed_bytes` and `free_bytes` say where and how much, as far as that is known."""
+    """Raised if a GPU has too little memory. `device`, `needed_bytes` and `free_bytes` are fields, if known."""
 
     code = "device_out_of_memory"
 
@@ -203,7 +214,7 @@ class WorkerLost(Unavailable):
 
 
 class NotLeader(Unavailable):
-    """Its field `leader` is the address of the manager that leads, where one is known."""
+    """Raised by a manager that is not the leader. The field `leader` is the leader's address, if known."""
 
     code = "not_leader"
     retry_after_s = 0.2
@@ -236,6 +247,10 @@ class EngineFailed(PenstockError):
     code = "engine_failed"
 
 
+class PolicyFailed(PenstockError):
+    code = "policy_failed"
+
+
 class WireError(PenstockError):
     code = "wire_error"
 
@@ -244,7 +259,7 @@ class ConfigError(PenstockError):
     code = "config_error"
 
 
-BUG = "the server failed; its log says more"  # to a caller whose request met a bug of ours
+BUG = "the server failed; its log says more"  # the message to a caller whose request hit a bug in Penstock
 
 
 class InternalError(PenstockError):
@@ -252,21 +267,21 @@ class InternalError(PenstockError):
     is_definite = False
 
 
-# Sent again, a step of an ordered session that failed so would fail again: it is done. After any other failure it is
-# open, and may run again.
+# A step of an ordered session that fails with one of these errors is finished, because it would fail again. After any
+# other failure the step stays open and may run again.
 CONCLUSIVE = (InvalidRequest, RequestTooLarge, EngineFailed)
 
 
-def _all_errors(root: type[PenstockError]) -> list[type[PenstockError]]:
-    return [root, *(error for child in root.__subclasses__() for error in _all_errors(child))]
+def _list_errors(root: type[PenstockError]) -> list[type[PenstockError]]:
+    return [root, *(error for child in root.__subclasses__() for error in _list_errors(child))]
 
 
-# The root comes first, and InternalError, which has the same code, takes its place.
-BY_CODE: Mapping[str, type[PenstockError]] = {error.code: error for error in _all_errors(PenstockError)}
+# InternalError replaces the root, which comes first and has the same code.
+BY_CODE: Mapping[str, type[PenstockError]] = {error.code: error for error in _list_errors(PenstockError)}
 
 
 def from_code(code: str, message: str, fields: Mapping[str, str]) -> PenstockError:
-    """The error that travelled as a code; an unknown code comes from a newer peer."""
+    """Rebuild an error that arrived as a code. An unknown code, from a newer peer, becomes an InternalError."""
     return BY_CODE.get(code, InternalError)(message, **fields)
 
 
@@ -275,7 +290,7 @@ def message_of(error: Exception) -> str:
 
 
 def without_trace(error: PenstockError) -> PenstockError:
-    """Without what it came from: a circle of frames and errors would keep a request until the collector comes by."""
+    """Remove tracebacks and causes, whose reference cycles would keep the request in memory."""
     following: BaseException | None = error
     while following is not None:
         each, following = following, following.__cause__ or following.__context__

@@ -1,4 +1,4 @@
-"""What is asked of a model that generates text, and what it gives: what task, engine and worker share."""
+"""Requests to models that generate text, and their results: the types that task, engine and worker share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,19 +6,19 @@ from typing import Any
 
 from penstock.core.errors import PenstockError
 
-STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # why a choice has ended
-CONTEXT_LENGTH = "context_length_exceeded"  # why a request was too large: its prompt, or that and its answer
+STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # why a choice ended
+CONTEXT_LENGTH = "context_length_exceeded"  # the reason of a RequestTooLarge: prompt and answer exceed the context
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen, and when that ends."""
+    """The rules for choosing tokens and for stopping."""
 
-    max_tokens: int | None = None  # None: as many as there is room for
+    max_tokens: int | None = None  # None: as many as fit into the context
     min_tokens: int = 0
-    temperature: float = 1.0  # 0: always the likeliest
+    temperature: float = 1.0  # 0: always the most likely token
     top_p: float = 1.0
-    top_k: int = 0  # 0: all
+    top_k: int = 0  # 0: no limit
     min_p: float = 0.0
     seed: int | None = None
     n: int = 1  # choices
@@ -29,19 +29,19 @@ class Sampling:
     has_logprobs: bool = False
     ignore_eos: bool = False
     has_stop_in_text: bool = False
-    json_schema: str = ""  # the answer is JSON that fits it; empty: any text
+    json_schema: str = ""  # the answer must be JSON that fits this schema; empty: any text
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One of text, ids and messages."""
+    """A prompt, which is either a text, token ids or chat messages; exactly one of the three fields is set."""
 
     text: str = ""
     ids: Sequence[int] = ()
-    messages: Sequence[Mapping[str, Any]] = ()  # put into the model's own chat template
+    messages: Sequence[Mapping[str, Any]] = ()  # formatted with the model's chat template
     tools: Sequence[Mapping[str, Any]] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    is_echoed: bool = False  # the text of its ids comes before what is generated
+    is_echoed: bool = False  # the answer begins with the prompt's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +53,31 @@ class Generation:
 
 @dataclass(slots=True)
 class Delta:
-    """What one choice has got in a step."""
+    """The tokens that a step added to one choice."""
 
     choice: int
     text: str
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
-    finish_reason: str = ""  # empty: it goes on
-    token_bytes: Sequence[bytes] = ()  # of each token, where logprobs are asked for
+    finish_reason: str = ""  # empty: the choice continues
+    token_bytes: Sequence[bytes] = ()  # of each token, if logprobs were requested
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a generation has got in a step; with `failure` it is over."""
+    """The results of a step for one generation. A `failure` ends the generation."""
 
     number: int
     deltas: list[Delta] = field(default_factory=list)
-    prompt_tokens: int = 0  # told with the first
-    cached_tokens: int = -1  # of the prompt, that were computed before; -1: the engine does not tell
+    prompt_tokens: int = 0  # set in the generation's first progress
+    cached_tokens: int = -1  # prompt tokens found in the prefix cache; -1: the engine does not report them
     failure: PenstockError | None = None
-    is_over: bool = False  # all its choices have ended
+    is_over: bool = False  # all choices have ended
 
 
 @dataclass(slots=True)
-class GenerationStanding:
-    """How an engine is after a step. What counts up counts since the block was loaded."""
+class GenerationState:
+    """The state of an engine after a step. Counters start when the block is loaded."""
 
     running: int = 0  # sequences
     waiting: int = 0  # generations
@@ -85,14 +85,14 @@ class GenerationStanding:
     cache_blocks_used: int = 0
     steps: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = -1  # of those, found in the prefix cache; -1: the engine does not tell
+    cached_tokens: int = -1  # prompt tokens found in the prefix cache; -1: the engine does not report them
     generated_tokens: int = 0
     preemptions: int = 0
 
 
 @dataclass(slots=True)
 class GenerationStep:
-    """All that a step has brought."""
+    """The results of one step of an engine."""
 
     progress: Sequence[Progress]
-    standing: GenerationStanding
+    state: GenerationState

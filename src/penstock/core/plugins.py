@@ -1,4 +1,4 @@
-"""Names of tasks and engines: the built-in ones, and those that other packages bring as entry points."""
+"""Tasks and engines that other packages provide as entry points."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,23 +10,14 @@ from penstock.core.errors import ConfigError, PenstockError
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PluginKind:
     noun: str
     built_in: tuple[str, ...]
     group: str  # of entry points
-    members: tuple[str, ...]  # what one must have
+    members: tuple[str, ...]  # the attributes that a plugin must have
 
 
-TASKS = Kind(
-    "task",
-    ("tensor", "embed", "score", "classify", "upscale", "generate"),
-    "penstock.tasks",
-    (
-        *("signature", "engine_outputs", "prepare", "join", "split", "finish", "warm_up_inputs"),
-        *("is_prepare_cheap", "is_finish_cheap"),
-    ),
-)
-ENGINES = Kind(
+ENGINES = PluginKind(
     "engine",
     ("auto", "onnx", "openvino", "torch", "tensorrt", "python", "genai"),
     "penstock.engines",
@@ -34,32 +25,44 @@ ENGINES = Kind(
 )
 
 
-def check_name(kind: Kind, name: str) -> str:
-    """Raises ValueError where there is none of the name; looks for packages only where it is not built in."""
+def check_name(kind: PluginKind, name: str) -> str:
+    """Return the name of an engine or task; raise ValueError if the name is unknown."""
     if name in kind.built_in:
         return name
-    found = _entry_points(kind)
+    found = _list_entry_points(kind)
     if any(each.name == name for each in found):
         return name
-    # A package that takes a built-in name has no effect, and is not told twice.
+    # Plugins cannot replace built-in names.
     known = [*kind.built_in, *sorted({each.name for each in found} - set(kind.built_in))]
     near = get_close_matches(name, known, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"there is no {kind.noun} '{name[:80]}'; there are {', '.join(known)}{hint}")
+    raise ValueError(f"unknown {kind.noun} '{name[:80]}'; known are {', '.join(known)}{hint}")
 
 
-def load_plugin(kind: Kind, name: str) -> Callable[..., Any]:
-    """Makes what the package brings; raises ConfigError with what is wrong with the package, here or when called."""
-    found = _find(kind, name)
+def load_plugin(kind: PluginKind, name: str) -> Callable[..., Any]:
+    """Return the factory that a package provides; raise ConfigError if the package cannot be imported."""
+    return wrap_factory(kind, name, *load_entry(kind, name))
+
+
+def load_entry(kind: PluginKind, name: str) -> tuple[str, Any]:
+    """Import the entry point's object, and return its origin (module:attribute) and the object."""
+    found = _find_entry_point(kind, name)
     try:
-        factory = found.load()
+        return found.value, found.load()
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{kind.noun} '{name}': its package cannot be imported ({found.value}): {type(error).__name__}: {error}",
             reason="plugin_broken",
         ) from error
+
+
+def wrap_factory(kind: PluginKind, name: str, origin: str, factory: Any) -> Callable[..., Any]:
+    """Return a factory that raises ConfigError if the package's factory fails, or if its object lacks a member.
+
+    `origin` is the entry point's value, for messages.
+    """
     if not callable(factory):
-        raise ConfigError(f"{kind.noun} '{name}': {found.value} is no class or function", reason="plugin_broken")
+        raise ConfigError(f"{kind.noun} '{name}': {origin} is not a class or function", reason="plugin_broken")
 
     def make(*arguments: Any) -> Any:
         try:
@@ -67,29 +70,29 @@ def load_plugin(kind: Kind, name: str) -> Callable[..., Any]:
         except PenstockError:
             raise
         except Exception as error:
-            raise ConfigError(f"{kind.noun} '{name}': {found.value} failed: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{kind.noun} '{name}': {origin} failed: {type(error).__name__}: {error}") from error
         if missing := [member for member in kind.members if not hasattr(made, member)]:
             what = f"a {type(made).__name__} without {', '.join(missing)}"
-            raise ConfigError(f"{kind.noun} '{name}': {found.value} gave {what}")
+            raise ConfigError(f"{kind.noun} '{name}': {origin} returned {what}")
         return made
 
     return make
 
 
-def _find(kind: Kind, name: str) -> EntryPoint:
+def _find_entry_point(kind: PluginKind, name: str) -> EntryPoint:
     try:
-        found = {each.value: each for each in _entry_points(kind) if each.name == name}
+        found = {each.value: each for each in _list_entry_points(kind) if each.name == name}
     except ValueError as error:
         raise ConfigError(f"{kind.noun} '{name}': {error}") from error
     if not found:
-        raise ConfigError(f"{kind.noun} '{name}': no installed package brings it", reason="plugin_broken")
+        raise ConfigError(f"{kind.noun} '{name}': no installed package provides it", reason="plugin_broken")
     if len(found) > 1:
-        brought = ", ".join(f"{each.dist.name if each.dist else 'a package'} ({each.value})" for each in found.values())
-        raise ConfigError(f"{kind.noun} '{name}': several packages bring it: {brought}; uninstall all but one")
+        origins = ", ".join(f"{each.dist.name if each.dist else 'a package'} ({each.value})" for each in found.values())
+        raise ConfigError(f"{kind.noun} '{name}': several packages provide it: {origins}; uninstall all but one")
     return next(iter(found.values()))
 
 
-def _entry_points(kind: Kind) -> Sequence[EntryPoint]:
+def _list_entry_points(kind: PluginKind) -> Sequence[EntryPoint]:
     try:
         return tuple(entry_points(group=kind.group))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Who asks, and what they may do: the principal that a guard makes of a key, a token or a certificate. Decides only."""
+"""The principal that a guard derives from a key, a token or a certificate, and its permissions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,80 +13,80 @@ class Scope(StrEnum):
     UPLOAD = "upload"
     ADMIN = "admin"  # implies all others
     METRICS = "metrics"
-    JOIN = "join"  # for the roles of a cluster: what workers, gateways and managers say to each other
+    JOIN = "join"  # for the roles of a cluster: calls between workers, gateways and managers
 
 
-KEY_PREFIX = "psk_"  # of the text of every key
-Needs = frozenset[Scope]  # any of these is enough
-PUBLIC: Needs = frozenset()  # asks nothing of anybody
-ANY_SCOPE: Needs = frozenset(Scope)  # whoever has a key
+KEY_PREFIX = "psk_"  # every key's text begins with it
+Needs = frozenset[Scope]  # a caller needs at least one of these scopes
+PUBLIC: Needs = frozenset()  # for everybody
+ANY_SCOPE: Needs = frozenset(Scope)  # for everybody who has a key
 
 
 def needs(*scopes: Scope) -> Needs:
     return frozenset(scopes)
 
 
-INFERRING = needs(Scope.INFERENCE)
-SEEING = needs(Scope.INFERENCE, Scope.METRICS, Scope.UPLOAD)  # what models there are, and how they do
-MEASURING = needs(Scope.METRICS)  # how the whole server does
-CHANGING = needs(Scope.ADMIN)
+INFERENCE_SCOPES = needs(Scope.INFERENCE)
+VIEW_SCOPES = needs(Scope.INFERENCE, Scope.METRICS, Scope.UPLOAD)  # for lists of models and their state
+METRICS_SCOPES = needs(Scope.METRICS)  # for the state of the whole server
+ADMIN_SCOPES = needs(Scope.ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may ask for, 0 being no limit."""
+    """The limits of a key. 0 means: no limit."""
 
     requests_per_s: float = 0.0
     rows_per_s: float = 0.0
     tokens_per_s: float = 0.0
-    burst_s: float = 1.0  # what may come at once, in seconds of the rates
+    burst_s: float = 1.0  # the allowed burst, in seconds of the rates
     concurrency: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class LimitStanding:
-    """How a caller stands with one of its limits."""
+class LimitStatus:
+    """The state of one of a caller's limits."""
 
-    name: str  # of what: requests, rows, tokens, concurrency
-    quota: int  # in so many seconds
-    window_s: int  # 0: at once
+    name: str  # requests, rows, tokens or concurrency
+    quota: int  # allowed per window
+    window_s: int  # 0: the quota is for concurrent requests
     remaining: int
-    reset_s: float  # until all of it is there again
+    reset_s: float  # seconds until the whole quota is available again
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
     name: str  # for logs, metrics and people
-    key_id: str = ""  # empty: no key stands behind it
+    key_id: str = ""  # empty: not authenticated by a key
     scopes: frozenset[Scope] = frozenset()
-    models: tuple[str, ...] = ()  # patterns of the models that it may ask; empty: all
-    blocks: tuple[str, ...] = ()  # patterns of the blocks' ids; empty: all
+    models: tuple[str, ...] = ()  # patterns of models that the principal may use; empty: all
+    blocks: tuple[str, ...] = ()  # patterns of block ids that the principal may use; empty: all
     limits: KeyLimits | None = None
     expires_at: float = inf  # seconds since 1970
-    is_bound: bool = field(init=False)  # there is something that it may not ask
+    is_restricted: bool = field(init=False)  # some models or blocks are not allowed
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_bound", bool(self.models or self.blocks))
+        object.__setattr__(self, "is_restricted", bool(self.models or self.blocks))
 
     def may(self, needs: Needs) -> bool:
         return not needs or Scope.ADMIN in self.scopes or not self.scopes.isdisjoint(needs)
 
-    def may_ask(self, model: str, block_id: str) -> bool:
-        """Each list that it has must name it."""
-        return (not self.models or _is_among(model, self.models)) and (
-            not self.blocks or _is_among(block_id, self.blocks)
+    def may_use(self, model: str, block_id: str) -> bool:
+        """Return whether both the model patterns and the block patterns allow the block."""
+        return (not self.models or _matches_any(model, self.models)) and (
+            not self.blocks or _matches_any(block_id, self.blocks)
         )
 
     def session_id(self, given: str) -> str:
-        """A session that it names is its own: the same name of another's is another session."""
-        owner = self.key_id.replace("%", "%25").replace(":", "%3A")  # names in certificates may have colons
+        """Prefix the session id with the key id, so that keys cannot share sessions."""
+        owner = self.key_id.replace("%", "%25").replace(":", "%3A")  # names in certificates may contain colons
         return f"{owner}:{given}" if owner else given
 
 
-ANYBODY = Principal("anybody", scopes=ANY_SCOPE)  # where doors ask nothing
-NOBODY = Principal("nobody")  # who showed nothing, at a method that is for all
+ANYBODY = Principal("anybody", scopes=ANY_SCOPE)  # if no keys are required
+NOBODY = Principal("nobody")  # a caller without credentials, at a public method
 
 
 @lru_cache(4096)
-def _is_among(name: str, patterns: Sequence[str]) -> bool:
+def _matches_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)

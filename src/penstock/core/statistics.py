@@ -1,9 +1,9 @@
-"""What a block has done since its worker started, in the terms of the protocol's ModelStatistics."""
+"""Statistics of a block since its worker started, in the terms of the protocol's ModelStatistics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
-from penstock.core.generation import GenerationStanding
+from penstock.core.generation import GenerationState
 
 DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 BATCH_DURATIONS = DURATIONS[3:]
@@ -49,7 +49,7 @@ class BlockStatistics:
     compute_output: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     closed: dict[str, int] = field(default_factory=dict)
-    generation: GenerationStanding | None = None  # of one that generates text
+    generation: GenerationState | None = None  # of a block that generates text
 
     def merge(self, other: "BlockStatistics") -> None:
         self.last_inference_ms = max(self.last_inference_ms, other.last_inference_ms)
@@ -62,24 +62,24 @@ class BlockStatistics:
         for reason, count in other.closed.items():
             self.closed[reason] = self.closed.get(reason, 0) + count
         if other.generation is not None:
-            self.generation = add_standings(self.generation or GenerationStanding(), other.generation)
+            self.generation = add_states(self.generation or GenerationState(), other.generation)
 
-    def depart(self) -> None:
-        """Who counted is gone: what it had done stays, and it does nothing any more."""
-        if (standing := self.generation) is not None:
-            standing.running = standing.waiting = standing.cache_blocks = standing.cache_blocks_used = 0
+    def clear_current(self) -> None:
+        """Set the current values (running, waiting, cache use) of a worker that is gone to 0, and keep its counters."""
+        if (state := self.generation) is not None:
+            state.running = state.waiting = state.cache_blocks = state.cache_blocks_used = 0
 
 
-def add_standings(a: GenerationStanding, b: GenerationStanding) -> GenerationStanding:
-    """What one engine does not tell is what the other told."""
-    both = {each.name: getattr(a, each.name) + getattr(b, each.name) for each in fields(GenerationStanding)}
+def add_states(a: GenerationState, b: GenerationState) -> GenerationState:
+    """Add the states of two engines. `cached_tokens` counts only the engines that report it."""
+    both = {each.name: getattr(a, each.name) + getattr(b, each.name) for each in fields(GenerationState)}
     if min(a.cached_tokens, b.cached_tokens) < 0:
         both["cached_tokens"] = max(a.cached_tokens, b.cached_tokens)
-    return GenerationStanding(**both)
+    return GenerationState(**both)
 
 
-def summed(found: Iterable[BlockStatistics]) -> list[BlockStatistics]:
-    """One for each block."""
+def sum_by_block(found: Iterable[BlockStatistics]) -> list[BlockStatistics]:
+    """Return the merged statistics of each block."""
     total: dict[str, BlockStatistics] = {}
     for one in found:
         total.setdefault(one.block_id, BlockStatistics(one.block_id, one.model, one.version)).merge(one)

@@ -1,4 +1,4 @@
-"""Tensors as they travel: a name, a datatype, a shape and raw little-endian bytes."""
+"""Tensors in the form of the protocols: a name, a datatype, a shape and raw little-endian bytes."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,8 +39,8 @@ BYTES = "BYTES"
 _LENGTH = struct.Struct("<I").unpack_from
 MAX_RANK = 64
 PIECE = 64 * 1024  # elements
-SMALL_BYTES = 16 * 1024  # a copy of so much takes less than a view
-MAX_ARRAY_BYTES = 2**63 - 1  # numpy counts no further, not even for an array without elements
+SMALL_BYTES = 16 * 1024  # up to this size a copy is faster than a view
+MAX_ARRAY_BYTES = 2**63 - 1  # numpy's limit, also for shapes without elements
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Tensor:
 
 @dataclass(slots=True, frozen=True)
 class TensorSpec:
-    """What a model takes or gives; -1 is any size. The shape includes the batch dimension."""
+    """An input or output of a model. A dimension of -1 allows any size; the shape includes the batch dimension."""
 
     name: str
     datatype: str
@@ -62,16 +62,18 @@ class TensorSpec:
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether a shape is the wanted one, in which -1 is any size."""
+    """Return whether a shape matches the wanted shape, in which -1 allows any size."""
     return len(shape) == len(wanted) and all(want in (-1, size) for size, want in zip(shape, wanted, strict=True))
 
 
 def check_tensor(tensor: Tensor) -> None:
-    """Raises InvalidTensor unless datatype, shape and byte count agree."""
+    """Raise InvalidTensor unless datatype, shape and byte count agree."""
     if len(tensor.shape) > MAX_RANK:
-        raise InvalidTensor(f"input '{tensor.name}' has {len(tensor.shape)} dimensions; at most {MAX_RANK} are taken")
+        raise InvalidTensor(f"input '{tensor.name}' has {len(tensor.shape)} dimensions; at most {MAX_RANK} are allowed")
     if min(tensor.shape, default=0) < 0:
-        raise InvalidTensor(f"input '{tensor.name}' has a negative dimension in its shape {list(tensor.shape)}")
+        raise InvalidTensor(
+            f"input '{tensor.name}' has the shape {list(tensor.shape)}: a dimension must not be negative"
+        )
     size = ITEM_SIZES.get(tensor.datatype)
     if 0 in tensor.shape and prod(filter(None, tensor.shape)) * (size or 8) > MAX_ARRAY_BYTES:
         raise InvalidTensor(f"input '{tensor.name}' has a shape that no array can have: {list(tensor.shape)}")
@@ -88,7 +90,7 @@ def check_tensor(tensor: Tensor) -> None:
 
 
 def to_array(tensor: Tensor) -> Array:
-    """A view on the tensor's bytes; BYTES becomes an object array of bytes."""
+    """Return a view of the tensor's bytes, or an object array of bytes for BYTES."""
     if tensor.datatype == BYTES:
         elements = unpack_bytes(tensor)
         array = np.empty(len(elements), dtype=object)
@@ -102,31 +104,31 @@ def from_array(name: str, array: Array) -> Tensor:
         return Tensor(name, BYTES, array.shape, pack_bytes(array.ravel().tolist()))
     datatype = DATATYPES.get(array.dtype)
     if datatype is None:
-        raise InvalidTensor(f"tensor '{name}' has dtype {array.dtype}, which no protocol datatype carries")
+        raise InvalidTensor(f"tensor '{name}' has dtype {array.dtype}, for which there is no protocol datatype")
     if array.nbytes <= SMALL_BYTES:
         return Tensor(name, datatype, array.shape, array.tobytes())
     data = np.ascontiguousarray(array)
-    # memoryview refuses dtypes it has no format for (bfloat16): go through bytes.
+    # memoryview refuses dtypes that it has no format for (bfloat16), so view the array as bytes first.
     return Tensor(name, datatype, array.shape, data.view(np.uint8).data.cast("B") if data.size else b"")
 
 
 def pieces(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Many values in parts: each conversion holds all other threads up, and takes memory beside what it gives."""
+    """Split values into parts, because converting all at once would block other threads and take extra memory."""
     for start in range(0, len(values), PIECE):
         yield values[start : start + PIECE]
 
 
 def unpack_bytes(tensor: Tensor) -> list[bytes]:
-    """The elements of a BYTES tensor, as many as its shape says."""
-    return _elements(tensor, bytes)
+    """Return the elements of a BYTES tensor; raise InvalidTensor if their number differs from the shape."""
+    return _split_elements(tensor, bytes)
 
 
 def view_bytes(tensor: Tensor) -> list[memoryview]:
-    """The same without copying them."""
-    return _elements(tensor, memoryview)
+    """Like `unpack_bytes`, but without copying the elements."""
+    return _split_elements(tensor, memoryview)
 
 
-def _elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
+def _split_elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
     data, offset, elements = tensor.data, 0, []
     end, count = len(data), prod(tensor.shape)
     for _ in range(count):
@@ -139,8 +141,8 @@ def _elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
         elements.append(make(data[start:offset]))
     if offset != end or len(elements) != count:
         raise InvalidTensor(
-            f"input '{tensor.name}' is not {list(tensor.shape)} BYTES elements: "
-            f"each is a 4-byte little-endian length and that many bytes"
+            f"input '{tensor.name}' does not hold {list(tensor.shape)} BYTES elements: "
+            f"each element is a 4-byte little-endian length and then that many bytes"
         )
     return elements
 

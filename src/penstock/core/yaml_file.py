@@ -1,6 +1,6 @@
-"""A YAML file read into a typed tree, whose errors name file and line."""
+"""Reads YAML files into typed trees, with errors that name file and line."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from penstock.core.error_text import given_value
+from penstock.core.error_text import given_value, plain_cause, plain_problem
 from penstock.core.errors import ConfigError
+from penstock.core.removed_settings import removal
 
 T = TypeVar("T", bound=BaseModel)
 Location = tuple[Hashable, ...]
@@ -19,43 +20,45 @@ MAX_CHARS = 1024 * 1024  # of a file
 MAX_NODES = 100_000  # mappings, lists, keys and values of a file, with its aliases expanded
 
 
-class Misfit(ValueError):
-    """Raised by a schema where values that are right by themselves do not go together."""
+class ConflictingValues(ValueError):
+    """Raised by a schema if values that are valid alone contradict each other."""
 
     def __init__(self, message: str, *keys: str, reason: str = "invalid_value") -> None:
-        """`keys`: the dotted names of what it is about, the one to change first."""
+        """Create the error. `keys` are the dotted names of the contradicting keys; the first key is reported."""
         super().__init__(message)
         self.keys = keys
         self.reason = reason
 
 
-def read_yaml(path: Path, schema: type[T], base: Path | None = None, kept: Sequence[str] = ()) -> T:
-    found, faults = examine_yaml(path, schema, base, kept)
+def read_yaml(path: Path, schema: type[T], base: Path | None = None, base_only: Sequence[str] = ()) -> T:
+    """Return the file's settings; raise ConfigError with all problems of the file if there are any."""
+    found, faults = examine_yaml(path, schema, base, base_only)
     if faults:
-        raise faults[0]
+        more = [fault.message.replace(f"{path}:", f"{path.name}:", 1) for fault in faults[1:]]
+        raise ConfigError("; ".join([faults[0].message, *more]), **faults[0].fields)
     assert found is not None
     return found
 
 
 def examine_yaml(
-    path: Path, schema: type[T], base: Path | None = None, kept: Sequence[str] = ()
+    path: Path, schema: type[T], base: Path | None = None, base_only: Sequence[str] = ()
 ) -> tuple[T | None, list[ConfigError]]:
-    """All that is wrong with a file, and what it says beside that; None where that makes no sense by itself.
+    """Return the file's valid settings and all its errors; the settings are None if too many values are invalid.
 
-    It is laid over `base`, section by section, and the keys in `kept` are the base's alone. An error's reason is
-    unreadable, invalid_yaml, unknown_key, invalid_value, or a Misfit's own.
+    The file is merged over `base`, section by section; only the base may set the keys in `base_only`. An error's reason
+    is unreadable, invalid_yaml, unknown_key, invalid_value, or the reason of a ConflictingValues.
     """
     try:
-        over = _read(path)
-        under = _Source(path, {}, {}) if base is None else _read(base)
+        over = _read_source(path)
+        under = _Source(path, {}, {}) if base is None else _read_source(base)
     except ConfigError as error:
         return None, [error]
-    wrong = [key for key in over.document if key in kept]
-    message = f"is a matter of {under.path.name}, for all versions alike"
+    wrong = [key for key in over.document if key in base_only]
+    message = f"may only be set in {under.path.name}, for all versions together"
     faults = [over.fault((key,), f"'{key}' {message}") for key in wrong]
     for key in wrong:
         del over.document[key]
-    found, more = _validate(laid_over(under.document, over.document), schema, [over, under])
+    found, more = _validate(overlay(under.document, over.document), schema, [over, under])
     return found, faults + more
 
 
@@ -66,7 +69,7 @@ class _Source:
     lines: Lines
 
     def reach(self, location: Location) -> Location:
-        """As much of a location as the file has: pydantic adds names of its own, and what is missing."""
+        """Return the longest part of a pydantic location that exists in the file, without names that pydantic adds."""
         found: Location = ()
         for part in location:
             step = next((step for step in ((*found, part), (*found, str(part))) if step in self.lines), None)
@@ -77,36 +80,36 @@ class _Source:
 
     def fault(self, location: Location, message: str, reason: str = "invalid_value", **fields: str) -> ConfigError:
         if location:
-            fields["key"] = _dotted(location)
-        return _error(self.path, self.lines.get(location, 1), message, reason, **fields)
+            fields["key"] = _join_dotted(location)
+        return _create_error(self.path, self.lines.get(location, 1), message, reason, **fields)
 
 
 def _validate(
     document: dict[Any, Any], schema: type[T], sources: Sequence[_Source]
 ) -> tuple[T | None, list[ConfigError]]:
-    """What is wrong is left out and the rest is tried again: some faults show only where others are gone."""
+    """Validate, remove invalid values and validate again, because some errors hide other errors."""
     faults: dict[str, ConfigError] = {}
     removed: set[str] = set()
     while True:
         try:
             return schema.model_validate(document), list(faults.values())
         except ValidationError as error:
-            places = _places(error.errors(), sources)
+            places = _group_errors(error.errors(), sources)
             for (source, location), errors in places:
-                if location or removed.isdisjoint(_misfit(errors).keys):
-                    fault = _fault(source, location, errors, schema)
+                if location or removed.isdisjoint(_find_conflict(errors).keys):
+                    fault = _create_fault(source, location, errors, schema)
                     faults.setdefault(fault.message, fault)
-            gone = [location for (_, location), _ in reversed(places) if _remove(document, location)]
+            gone = [location for (_, location), _ in reversed(places) if _remove_value(document, location)]
             if not gone:
                 return None, list(faults.values())
-            removed |= {name for location in gone for name in _names(schema, location)}
+            removed |= {name for location in gone for name in _removed_names(schema, location)}
 
 
 Place = tuple[_Source, Location]
 
 
-def _places(errors: Sequence[Any], sources: Sequence[_Source]) -> list[tuple[Place, list[Any]]]:
-    """Groups errors by the file at fault (the one that knows most of the location) and by the location in it."""
+def _group_errors(errors: Sequence[Any], sources: Sequence[_Source]) -> list[tuple[Place, list[Any]]]:
+    """Group errors by file (the file that contains most of the error's location) and by the location in the file."""
     found: dict[tuple[Path, Location], tuple[Place, list[Any]]] = {}
     for each in errors:
         source, location = max(((source, source.reach(each["loc"])) for source in sources), key=lambda at: len(at[1]))
@@ -114,55 +117,64 @@ def _places(errors: Sequence[Any], sources: Sequence[_Source]) -> list[tuple[Pla
     return list(found.values())
 
 
-def _fault(source: _Source, location: Location, errors: Sequence[Any], schema: type[BaseModel]) -> ConfigError:
-    first, name = errors[0], _dotted(location)
+def _create_fault(source: _Source, location: Location, errors: Sequence[Any], schema: type[BaseModel]) -> ConfigError:
+    first, name = errors[0], _join_dotted(location)
     if first["type"] == "extra_forbidden":
-        return _unknown_key(source, location, schema)
+        return _unknown_key_error(source, location, schema)
     if first["type"] == "missing":
-        return source.fault(location, f"{_dotted(first['loc'])} is missing")
-    # What pydantic puts before a message.
-    messages = [str(each["msg"]).removeprefix("Value error, ").removeprefix("Input should be ") for each in errors]
+        return source.fault(location, f"{_join_dotted(first['loc'])} is missing")
+    messages = [_describe_problem(each, schema, location) for each in errors]
     if not location:
-        misfit = _misfit(errors)
-        places = (tuple(key.split(".")) for key in misfit.keys)
-        return source.fault(next((at for at in places if at in source.lines), ()), messages[0], misfit.reason)
-    must = "must be " if str(first["msg"]).startswith("Input should be ") else ""
-    # A key may be of several kinds, and each says what it wants.
-    said, given = f"{name}: {must}{' or '.join(dict.fromkeys(messages))}", given_value(location, first["input"])
-    return source.fault(location, said if not given or given in said else f"{said}, got {given}")
+        conflict = _find_conflict(errors)
+        places = (tuple(key.split(".")) for key in conflict.keys)
+        return source.fault(next((at for at in places if at in source.lines), ()), messages[0], conflict.reason)
+    # A key of several types has a message for each type.
+    others = [message.removeprefix("must be ") for message in dict.fromkeys(messages[1:]) if message != messages[0]]
+    message, given = f"{name}: {' or '.join([messages[0], *others])}", given_value(location, first["input"])
+    return source.fault(location, message if not given or given in message else f"{message}, got {given}")
 
 
-def _unknown_key(source: _Source, location: Location, schema: type[BaseModel]) -> ConfigError:
-    said = f"unknown key '{_dotted(location)}'"
-    if near := _near(schema, location):
-        return source.fault(location, f"{said}; did you mean '{near[0]}'?", "unknown_key", suggestion=near[0])
-    known = _fields_at(schema, location[:-1])
-    return source.fault(location, said + (f"; known here: {', '.join(known)}" if known else ""), "unknown_key")
+def _describe_problem(error: Any, schema: type[BaseModel], location: Location) -> str:
+    if error["type"] in ("model_type", "model_attributes_type") and (keys := _list_fields(schema, location)):
+        return f"must be a section with some of the keys {', '.join(keys)}"
+    return plain_problem(error)
 
 
-def _misfit(errors: Sequence[Any]) -> Misfit:
+def _unknown_key_error(source: _Source, location: Location, schema: type[BaseModel]) -> ConfigError:
+    if text := removal(_join_dotted([part for part in location if not isinstance(part, int)])):
+        return source.fault(location, text, "unknown_key")
+    message = f"unknown key '{_join_dotted(location)}'"
+    if near := _find_similar(schema, location):
+        return source.fault(location, f"{message}; did you mean '{near[0]}'?", "unknown_key", suggestion=near[0])
+    known = _list_fields(schema, location[:-1])
+    return source.fault(location, message + (f"; known keys: {', '.join(known)}" if known else ""), "unknown_key")
+
+
+def _find_conflict(errors: Sequence[Any]) -> ConflictingValues:
     error = errors[0].get("ctx", {}).get("error")
-    return error if isinstance(error, Misfit) else Misfit("")
+    return error if isinstance(error, ConflictingValues) else ConflictingValues("")
 
 
-def _dotted(location: Location) -> str:
+def _join_dotted(location: Iterable[Hashable]) -> str:
     return ".".join(str(part) for part in location)
 
 
-def _near(schema: type[BaseModel], location: Location) -> list[str]:
-    return get_close_matches(str(location[-1]), _fields_at(schema, location[:-1]), 1)
+def _find_similar(schema: type[BaseModel], location: Location) -> list[str]:
+    return get_close_matches(str(location[-1]), _list_fields(schema, location[:-1]), 1)
 
 
-def _names(schema: type[BaseModel], location: Location) -> set[str]:
-    """The names of a key that is left out, of the one that may have been meant, and of the section they are in."""
+def _removed_names(schema: type[BaseModel], location: Location) -> set[str]:
+    """Return the dotted names of an unknown key, of the most similar known key, and of the section with both."""
     above = [str(part) for part in location[:-1] if not isinstance(part, int)]
-    return {".".join([*above, str(last)]) for last in (location[-1], *_near(schema, location))} | {".".join(above)}
+    return {".".join([*above, str(last)]) for last in (location[-1], *_find_similar(schema, location))} | {
+        ".".join(above)
+    }
 
 
-def _remove(document: Any, location: Location) -> bool:
+def _remove_value(document: Any, location: Location) -> bool:
     above = key = None
     for part in location:
-        above, key = document, _key(document, part)
+        above, key = document, _find_key(document, part)
         if key is None:
             return False
         document = above[key]
@@ -171,7 +183,7 @@ def _remove(document: Any, location: Location) -> bool:
     return above is not None
 
 
-def _key(container: Any, part: Hashable) -> Any:
+def _find_key(container: Any, part: Hashable) -> Any:
     if isinstance(container, list):
         return part if isinstance(part, int) and part < len(container) else None
     if not isinstance(container, dict):
@@ -179,43 +191,46 @@ def _key(container: Any, part: Hashable) -> Any:
     return next((key for key in container if key == part or str(key) == part), None)
 
 
-def laid_over(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
+def overlay(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
     found = {**base, **over}
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
-            found[key] = laid_over(base[key], value)
+            found[key] = overlay(base[key], value)
     return found
 
 
-def _read(path: Path) -> _Source:
+def _read_source(path: Path) -> _Source:
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", file=str(path), reason="unreadable") from error
+        cause = plain_cause(error)
+        raise ConfigError(f"{path}: cannot be read: {cause}", file=str(path), reason="unreadable") from error
     lines: dict[Location, int] = {}
     try:
-        node = _compose(text)
+        node = _compose_node(text)
         if node is not None:
-            _note_lines(path, node, (), lines)
+            _collect_lines(path, node, (), lines)
         document = {} if node is None else yaml.load(text, Loader=_NamedKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
-        raise _error(path, mark.line + 1 if mark else 1, f"is not valid YAML: {problem}", "invalid_yaml") from error
+        raise _create_error(
+            path, mark.line + 1 if mark else 1, f"is not valid YAML: {problem}", "invalid_yaml"
+        ) from error
     if not isinstance(document, dict):
-        raise _error(path, 1, "must be a mapping of settings", "invalid_yaml")
+        raise _create_error(path, 1, "must be a mapping of settings", "invalid_yaml")
     return _Source(path, document, lines)
 
 
 def parse_yaml(text: str) -> Any:
-    """Of a text that stays small when its aliases are expanded; keys are names. Raises yaml.YAMLError."""
-    _compose(text)
+    """Parse YAML; raise yaml.YAMLError if the text is invalid, or too large when its aliases are expanded."""
+    _compose_node(text)
     return yaml.load(text, Loader=_NamedKeys)
 
 
 class _NamedKeys(yaml.SafeLoader):
-    """A key is a name also where YAML 1.1 takes it for a truth: `on`, `no`, `y`."""
+    """Reads keys such as `on`, `no` and `y`, which are booleans in YAML 1.1, as names."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         for key, _ in node.value:
@@ -224,42 +239,42 @@ class _NamedKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _compose(text: str) -> yaml.Node | None:
+def _compose_node(text: str) -> yaml.Node | None:
     if len(text) > MAX_CHARS:
-        raise yaml.YAMLError(f"it has more than {MAX_CHARS} characters")
+        raise yaml.YAMLError(f"the file has more than {MAX_CHARS} characters")
     node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-    if node is not None and _expanded(node, {}) > MAX_NODES:
-        raise yaml.YAMLError(f"with its aliases expanded it has more than {MAX_NODES} values")
+    if node is not None and _count_expanded(node, {}) > MAX_NODES:
+        raise yaml.YAMLError(f"the file has more than {MAX_NODES} values when its aliases are expanded")
     return node
 
 
-def _expanded(node: yaml.Node, seen: dict[int, int]) -> int:
-    """How many values it has where each alias counts as all that it stands for. One that holds itself has no end."""
+def _count_expanded(node: yaml.Node, seen: dict[int, int]) -> int:
+    """Count values with aliases expanded. A node that contains itself counts as more than MAX_NODES."""
     if id(node) not in seen:
         seen[id(node)] = MAX_NODES + 1
         children = node.value if isinstance(node, yaml.CollectionNode) else ()
         each = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
-        seen[id(node)] = 1 + sum(_expanded(part, seen) for part in each)
+        seen[id(node)] = 1 + sum(_count_expanded(part, seen) for part in each)
     return seen[id(node)]
 
 
-def _note_lines(path: Path, node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:
+def _collect_lines(path: Path, node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:
     lines.setdefault(location, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             name = str(key.value)
             if name in seen:
-                raise _error(path, key.start_mark.line + 1, f"'{name}' is given twice", "invalid_yaml")
+                raise _create_error(path, key.start_mark.line + 1, f"'{name}' is given twice", "invalid_yaml")
             seen.add(name)
             lines[(*location, name)] = key.start_mark.line + 1
-            _note_lines(path, value, (*location, name), lines)
+            _collect_lines(path, value, (*location, name), lines)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _note_lines(path, value, (*location, index), lines)
+            _collect_lines(path, value, (*location, index), lines)
 
 
-def _fields_at(schema: type[BaseModel], location: Location) -> list[str]:
+def _list_fields(schema: type[BaseModel], location: Location) -> list[str]:
     for part in location:
         field = schema.model_fields.get(str(part))
         annotation = field.annotation if field else None
@@ -269,5 +284,5 @@ def _fields_at(schema: type[BaseModel], location: Location) -> list[str]:
     return sorted(schema.model_fields)
 
 
-def _error(path: Path, line: int, message: str, reason: str, **fields: str) -> ConfigError:
+def _create_error(path: Path, line: int, message: str, reason: str, **fields: str) -> ConfigError:
     return ConfigError(f"{path}:{line}: {message}", reason=reason, file=str(path), line=str(line), **fields)

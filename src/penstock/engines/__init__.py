@@ -1,1 +1,1 @@
-"""What runs tensors: one protocol, one file an engine. The only place that imports ML runtimes."""
+"""Engines, which run models: a protocol, and a file or folder per engine. Only engines import ML runtimes."""

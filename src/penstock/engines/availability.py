@@ -1,16 +1,19 @@
-"""What this machine and this installation can run, asked of the runtimes themselves."""
+"""Reports which engines, devices and precisions this machine and this installation can run."""
 
 from importlib import import_module
 from pathlib import Path
 
 from penstock.core.errors import ConfigError
 
-TORCH_FOLDERS = {"modules.json": "sentence_transformers", "config.json": "transformers"}  # and what reads them
+TORCH_FOLDERS = {
+    "modules.json": "sentence_transformers",
+    "config.json": "transformers",
+}  # each with the package that reads it
 _TORCH_FILES = (".pt", ".pt2", ".ts", ".torchscript", ".json")
 
 
 def why_not(engine: str, device: str, precision: str) -> str | None:
-    """Why a combination cannot run here; None where it can."""
+    """Return why this machine cannot run the engine with this device and precision, or None if it can."""
     if engine == "openvino":
         return _why_not_openvino(device, precision)
     if engine == "onnx":
@@ -25,28 +28,28 @@ def why_not(engine: str, device: str, precision: str) -> str | None:
 
 
 def why_not_file(engine: str, file: Path) -> str | None:
-    """Why the engine cannot read the file, as far as its name tells."""
+    """Return why the engine cannot read a file of this name, or None if it can."""
     is_torch = file.suffix in _TORCH_FILES
     if engine == "genai" and file.suffix not in (".gguf", ".xml"):
-        return f"the genai engine reads GGUF and folders of OpenVINO, and {file.name} is none"
+        return f"the genai engine reads GGUF and folders of OpenVINO, not {file.name}"
     if engine != "genai" and file.suffix == ".gguf":
-        return f"{file.name} is for the engine genai"
+        return f"{file.name} is a GGUF file: use engine: genai"
     if engine == "torch" and not is_torch:
         return (
-            f"the torch engine reads TorchScript, torch.export and folders of transformers, and {file.name} is none; "
+            f"the torch engine reads TorchScript, torch.export and folders of transformers, not {file.name}; "
             "docs/torch-models.md says how to save one"
         )
     if engine in ("onnx", "openvino", "tensorrt") and is_torch:
-        return f"the {engine} engine reads ONNX, and {file.name} is a file of PyTorch"
+        return f"the {engine} engine reads ONNX, and {file.name} is a PyTorch file"
     if engine == "tensorrt" and file.suffix != ".onnx":
-        return f"the tensorrt engine reads ONNX, and {file.name} is none"
+        return f"the tensorrt engine reads ONNX, not {file.name}"
     return None
 
 
 def _why_not_onnx(device: str) -> str | None:
     import onnxruntime
 
-    from penstock.engines.onnx.engine import PROVIDERS
+    from penstock.engines.onnx.onnx_engine import PROVIDERS
 
     provider = PROVIDERS[device.partition(":")[0]]
     if provider not in onnxruntime.get_available_providers():
@@ -59,7 +62,7 @@ def _why_not_openvino(device: str, precision: str) -> str | None:
         return f"the openvino engine runs on the CPU, not on {device}"
     try:
         import_module("openvino")
-    except ModuleNotFoundError:  # as beside a GPU, where nobody needs it
+    except ModuleNotFoundError:  # installations for GPUs do not have it
         return "the package openvino is not installed"
     if precision == "bf16":
         import openvino
@@ -71,24 +74,23 @@ def _why_not_openvino(device: str, precision: str) -> str | None:
 
 def _why_not_torch(device: str, precision: str) -> str | None:
     if precision == "int8":
-        return "the torch engine has no INT8; the engines onnx and openvino have"
+        return "the torch engine does not run INT8; use engine: onnx or openvino"
     try:
-        require("torch")
-        from penstock.engines.torch.devices import choose
+        require_package("torch")
+        from penstock.engines.torch.torch_devices import choose_target
 
-        choose(device, precision)
+        choose_target(device, precision)
     except ConfigError as error:
         return error.message
     return None
 
 
 def _why_not_tensorrt(device: str) -> str | None:
-    """The precision is the file's."""
     if device in ("cpu", "mps"):
         return f"the tensorrt engine runs on an NVIDIA GPU, not on {device}"
-    from penstock.engines.tensorrt.engine import check_gpu
     from penstock.engines.tensorrt.gpu import open_gpu
     from penstock.engines.tensorrt.library import find_library
+    from penstock.engines.tensorrt.tensorrt_engine import check_gpu
 
     try:
         check_gpu(find_library("auto"), open_gpu(device))
@@ -97,15 +99,15 @@ def _why_not_tensorrt(device: str) -> str | None:
     return None
 
 
-def require(package: str) -> None:
-    """Raises ConfigError where the package cannot be imported."""
+def require_package(package: str) -> None:
+    """Raise ConfigError if the package cannot be imported."""
     try:
         import_module(package)
     except ModuleNotFoundError as error:
         advice = "pip install 'penstock-serve[torch]'"
         message = f"engine: torch needs the package {error.name}, which is not installed: {advice}"
         raise ConfigError(message, reason="package_missing") from error
-    except (ImportError, OSError) as error:  # its libraries
+    except (ImportError, OSError) as error:  # one of the package's libraries cannot be loaded
         raise ConfigError(
             f"engine: torch: the package {package} cannot be imported: {error}", reason="package_missing"
         ) from error

@@ -1,4 +1,4 @@
-"""A model's folder as transformers or sentence-transformers save it: what its JSON files say."""
+"""Reads the JSON files in a model's folder that transformers or sentence-transformers saved."""
 
 import json
 import shutil
@@ -9,13 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from penstock.core.error_text import plain_cause
 from penstock.core.errors import ConfigError
 
 CLASSIFIER = "ForSequenceClassification"
 MODULES = "modules.json"
 TOKENIZER = "tokenizer.json"
-MAX_LENGTH = 512  # where nothing says how long a text may be
-UNNAMED_LABELS = 2  # config.json says nothing where there are so many
+MAX_LENGTH = 512  # tokens of a text, if no file sets a limit
+UNNAMED_LABELS = 2  # labels of a model whose config.json names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> "Checkpoint":
-        """Raises ConfigError with the file that is missing or wrong."""
+        """Read config.json; raise ConfigError if it is missing or invalid."""
         path = folder / "config.json"
         config = read_json(path)
         if not isinstance(config, dict):
@@ -38,7 +39,7 @@ class Checkpoint:
 
     @property
     def is_classifier(self) -> bool:
-        """Whether it gives one number for each label, not a vector."""
+        """True if the model's output is one number per label, and not an embedding."""
         return any(name.endswith(CLASSIFIER) for name in self.architectures)
 
     def find_tokenizer(self) -> Path:
@@ -46,7 +47,7 @@ class Checkpoint:
         if not file.is_file():
             raise file_error(
                 file,
-                "no such file; where transformers can read the folder, it writes one: "
+                "no such file; if transformers can read the folder, it can write this file: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
             )
         return file
@@ -59,32 +60,32 @@ class Checkpoint:
             named = {int(key): " ".join(str(label).split()) for key, label in given.items()}
             labels = [named[index] for index in range(len(named))]
         except (AttributeError, ValueError, KeyError) as error:
-            raise file_error(path, "id2label must name the labels by numbers from 0 on") from error
+            raise file_error(path, "id2label must map the numbers from 0 to labels without a gap") from error
         if not labels or "" in labels:
             raise file_error(path, "id2label has an empty label")
         return labels
 
     def max_length(self) -> int:
-        """The longest text in tokens: what its authors say, and no more than it has positions."""
-        said = [
-            self._setting("sentence_bert_config.json", "max_seq_length"),
-            self._setting("tokenizer_config.json", "model_max_length"),
+        """Return how many tokens a text may have: the model's limit, or its number of positions if lower."""
+        lengths = [
+            self._read_length("sentence_bert_config.json", "max_seq_length"),
+            self._read_length("tokenizer_config.json", "model_max_length"),
         ]
         positions = self.config.get("max_position_embeddings")
         if isinstance(positions, int) and "roberta" in str(self.config.get("model_type")):
-            positions -= 2  # it counts from behind the padding's
-        wanted = next((length for length in said if length), MAX_LENGTH)
+            positions -= 2  # RoBERTa's positions start after the padding's
+        wanted = next((length for length in lengths if length), MAX_LENGTH)
         return min(wanted, positions) if isinstance(positions, int) and positions > 0 else wanted
 
-    def _setting(self, file: str, key: str) -> int:
-        """0 where it is not set, or to the huge number that stands for no limit."""
+    def _read_length(self, file: str, key: str) -> int:
+        """Return the value of `key` in the file, or 0 if the value is missing or means "no limit"."""
         path = self.folder / file
         found = read_json(path) if path.is_file() else {}
         value = found.get(key) if isinstance(found, dict) else None
         return value if isinstance(value, int) and 0 < value <= 65_536 else 0
 
 
-def require(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     if not path.is_file():
         raise file_error(path, "no such file")
     return path
@@ -92,9 +93,9 @@ def require(path: Path) -> Path:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(require(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise file_error(path, f"is not valid JSON: {error}") from error
+        return json.loads(require_file(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise file_error(path, f"is not valid JSON: {plain_cause(error)}") from error
 
 
 def file_error(path: Path, message: str) -> ConfigError:
@@ -103,9 +104,9 @@ def file_error(path: Path, message: str) -> ConfigError:
 
 @contextmanager
 def making_version(target: Path) -> Iterator[Path]:
-    """A path to make a folder at, which is then the version's, as a whole or not at all."""
+    """Yield a path at which the caller creates a folder; move the folder to `target` if no exception was raised."""
     if target.exists():
-        raise ConfigError(f"{target}: is there already; remove it, or import under another name")
+        raise ConfigError(f"{target}: already exists; remove it, or import under another name")
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".partial-", dir=target.parent) as folder:
         try:

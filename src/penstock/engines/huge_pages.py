@@ -1,4 +1,4 @@
-"""A process's memory in huge pages: weights, which each run reads whole, are then found with fewer look-ups."""
+"""Moves a process's memory into huge pages, so that reading all weights in each run needs fewer page look-ups."""
 
 import ctypes
 from collections.abc import Iterable, Iterator
@@ -10,14 +10,17 @@ import numpy as np
 
 BLOCK = 2 * 1024 * 1024
 PAGES = BLOCK // PAGESIZE
-PIECE = 512 * BLOCK  # that is looked at together: what is reserved and never written to may be very large
-LEAST_FULL = 15 / 16  # of a block that is gathered, which fills its gaps
+PIECE = 512 * BLOCK  # examined at once; reserved memory that was never written may be very large
+LEAST_FULL = 15 / 16  # share of a block that must be in use; moving the block into a huge page fills the rest
 _COLLAPSE = 25  # MADV_COLLAPSE, of Linux 6.1 and later
 _PROCESS = Path("/proc/self")
 
 
-def gather() -> None:
-    """Takes tenths of a second for 100 MiB: not for the event loop. Where the system cannot, nothing happens."""
+def use_huge_pages() -> None:
+    """Move the process's memory into huge pages, if the system supports them.
+
+    This takes tenths of a second per 100 MiB, so do not call it on the event loop.
+    """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None or PAGESIZE != 4096:
         return
@@ -33,7 +36,7 @@ def gather() -> None:
 
 
 def own_memory(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """What the process has for itself and may write to, from the first whole block of each piece to the last."""
+    """Yield the start and end of each private writable mapping, rounded to whole blocks."""
     for line in maps:
         span, modes, _, _, _, *name = line.split(maxsplit=5)
         if modes != "rw-p" or name not in ([], ["[heap]"]):

@@ -1,4 +1,4 @@
-"""What is given to a network, held against what it takes."""
+"""Checks a network's input against its specification."""
 
 from collections.abc import Mapping
 
@@ -6,8 +6,8 @@ from penstock.core.errors import InvalidTensor
 from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec, fits
 
 
-def take_input(spec: TensorSpec, inputs: Mapping[str, Array]) -> Array:
-    """Raises InvalidTensor where it is not there, or of another type or shape."""
+def checked_input(spec: TensorSpec, inputs: Mapping[str, Array]) -> Array:
+    """Return the input that `spec` describes; raise InvalidTensor if it is missing or has a different type or shape."""
     if spec.name not in inputs:
         raise InvalidTensor(f"missing input '{spec.name}'")
     array = inputs[spec.name]

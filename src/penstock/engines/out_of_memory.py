@@ -1,4 +1,4 @@
-"""How runtimes say that a device's memory has run out, and what callers are told of it."""
+"""Recognizes out-of-memory errors of all runtimes, and converts them to DeviceOutOfMemory."""
 
 import re
 
@@ -6,8 +6,8 @@ from penstock.core.error_text import show_size
 from penstock.core.errors import DeviceOutOfMemory
 
 ADVICE = "lower batching.max_rows or batching.max_tokens, or send less at a time"
-# Of PyTorch, ONNX Runtime, TensorRT and CUDA's libraries. None has an error of its own that the others know.
-_SAYS_SO = re.compile(
+# The texts of PyTorch, ONNX Runtime, TensorRT and CUDA's libraries, which have no common error type.
+_OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|failed to allocate memory|OutOfMemory|MemoryAllocation"
     r"|STATUS_ALLOC_FAILED|bad_alloc|insufficient (device |gpu )?memory",
     re.IGNORECASE,
@@ -17,21 +17,21 @@ _FREE = re.compile(r"of which ([0-9.]+)\s*([KMGT]i?B) is free", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def out_of_memory(said: str | BaseException, device: str) -> DeviceOutOfMemory | None:
-    """What the runtime's words mean; None: something else went wrong."""
-    text = said if isinstance(said, str) else f"{type(said).__name__}: {said}"
-    if not _SAYS_SO.search(text):
+def as_out_of_memory(error: str | BaseException, device: str) -> DeviceOutOfMemory | None:
+    """Return the DeviceOutOfMemory to raise instead of `error`, or None if `error` has another cause."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    if not _OUT_OF_MEMORY.search(text):
         return None
-    asked, free = (_bytes(pattern.search(text)) for pattern in (_ASKED, _FREE))
-    amounts = [f"{show_size(asked)} more were asked for"] if asked else []
+    asked, free = (_parse_size(pattern.search(text)) for pattern in (_ASKED, _FREE))
+    amounts = [f"{show_size(asked)} more were requested"] if asked else []
     amounts += [f"{show_size(free)} were free"] if free is not None else []
     known = f" ({', '.join(amounts)})" if amounts else ""
     fields = {"needed_bytes": asked, "free_bytes": free}
-    told = {name: str(size) for name, size in fields.items() if size is not None}
-    return DeviceOutOfMemory(f"{device} is out of memory{known}: {ADVICE}", device=device, **told)
+    known_fields = {name: str(size) for name, size in fields.items() if size is not None}
+    return DeviceOutOfMemory(f"{device} is out of memory{known}: {ADVICE}", device=device, **known_fields)
 
 
-def _bytes(found: re.Match[str] | None) -> int | None:
+def _parse_size(found: re.Match[str] | None) -> int | None:
     if found is None:
         return None
     return int(float(found[1].rstrip(".")) * _UNITS[(found[2] or "")[:1].upper()])

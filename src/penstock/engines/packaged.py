@@ -1,4 +1,4 @@
-"""Weights that come in a package of their own, which is looked into and never imported."""
+"""Finds weights in an installed package without importing the package."""
 
 from importlib import metadata, util
 from pathlib import Path
@@ -7,7 +7,7 @@ from penstock.core.errors import ConfigError
 
 
 def find_packaged(package: str, inside: str) -> Path:
-    """What the package has there, a file or a folder. Raises ConfigError that says how to install it."""
+    """Return a file or folder of the package; raise ConfigError if the package is not installed or lacks the file."""
     advice = f"run 'pip install --no-deps {package}'"
     try:
         metadata.distribution(package)

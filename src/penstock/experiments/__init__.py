@@ -1,1 +1,1 @@
-"""Load generation and measurement."""
+"""Generates load, runs experiments, and tunes models."""

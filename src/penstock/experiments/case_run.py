@@ -1,15 +1,17 @@
-"""One repeat of one case on a running server: load, windows, CPU and memory."""
+"""Measure a case on a running server: throughput, latency, CPU, memory and accuracy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.client import Client
+from penstock.core.tensors import BYTES, Tensor, from_array, pack_bytes, to_array
 from penstock.experiments.experiment import SHAPE_KEYS, Case, ExperimentPart, digest
 from penstock.experiments.load.generator import HEAD_START_S, Generator
+from penstock.experiments.load.load_process import LoadSpec, TextSpec, Window, WindowOutcome, write_messages
+from penstock.experiments.load.load_prompts import GenerationShape, build_prompts, encode_prompts
 from penstock.experiments.load.loadtest import OPEN_CONNECTIONS
-from penstock.experiments.load.payloads import build, encode
-from penstock.experiments.load.process import LoadSpec, TextSpec, Window, WindowOutcome, write_messages
-from penstock.experiments.load.prompts import GenerationShape, build_prompts, encode_prompts
+from penstock.experiments.load.payloads import build_built_in_payloads, encode
 from penstock.experiments.load.steady import (
     AGREEING,
     Measured,
@@ -21,16 +23,28 @@ from penstock.experiments.load.steady import (
 )
 from penstock.experiments.load.tokens import summarize
 from penstock.experiments.processes import ServerRun
-from penstock.experiments.results import Repeat, TextRepeat
+from penstock.experiments.results import Accuracy, Repeat, TextRepeat
 from penstock.experiments.sampler import Sampler, mean_cpu, peak_mib
+from penstock.experiments.variants import Variants
+from penstock.models.convert.fidelity import answer_all, compare_answers
+from penstock.models.loading import load_model
+from penstock.models.samples.photos import photos
+from penstock.models.samples.texts import mixed
+from penstock.tasks.base import TaskRequest
+from penstock.tasks.built_in import describe_task
+from penstock.tasks.comparison import Answers
 
-COUNTED_WINDOW_S = 0.5  # of a run that ends with a number of answers: it ends with the window that has them
+COUNTED_WINDOW_S = 0.5  # a run with a number of answers ends with the window in which it reaches that number
 MOST_COUNTED_S = 600.0
+
+TEXTS = 64
+PHOTOS = 3
+SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class CaseRun:
-    """`folder` gets the files of requests, which cases share."""
+    """Measures cases on a running server. `folder` stores request files, which several cases use."""
 
     server: ServerRun
     folder: Path
@@ -41,12 +55,12 @@ class CaseRun:
         target = self.server.http if case.protocol == "rest" else self.server.grpc
         text = TextSpec(case.stream, self.part.bounds) if case.is_text else None
         connections = case.concurrency or OPEN_CONNECTIONS
-        spec = LoadSpec(case.protocol, target, str(self._messages(case)), connections, text=text)
+        spec = LoadSpec(case.protocol, target, str(self._write_requests(case)), connections, text=text)
         generators = min(self.part.generators, connections)
         with Generator(spec, generators) as generator, Sampler(self.server.process.pid) as sampler:
-            window, enough = self._window(case)
+            window, enough = self._plan_windows(case)
             outcomes = generator.run_until(window, enough)
-        is_counted = self.part.benchmark_requests is not None  # then all windows count, else the last three
+        is_counted = self.part.benchmark_requests is not None  # if so, all windows count, otherwise the last three
         found = Measured.of(outcomes, thirds_agree(outcomes)) if is_counted else measured(outcomes)
         if not sum(outcome.answered for outcome in found.windows):
             raise NothingAnswered(found.rejected)
@@ -54,7 +68,7 @@ class CaseRun:
         last_s = first_s + len(found.windows) * window.seconds
         inside = [sample for sample in sampler.samples if first_s <= sample.at_s <= last_s] or sampler.samples
         latencies = found.latencies
-        generation = _generation(found, bool(self.part.goodput))
+        generation = _summarize_text(found, bool(self.part.goodput))
         return Repeat(
             number=number,
             requests_per_s=found.rps,
@@ -73,7 +87,7 @@ class CaseRun:
             generation=generation,
         )
 
-    def _window(self, case: Case) -> tuple[Window, Callable[[Sequence[WindowOutcome]], bool]]:
+    def _plan_windows(self, case: Case) -> tuple[Window, Callable[[Sequence[WindowOutcome]], bool]]:
         part = self.part
         wanted = part.benchmark_requests
         if wanted is None:
@@ -82,7 +96,7 @@ class CaseRun:
         window = Window(seconds, case.concurrency, case.rate, part.warm_up_s, int(MOST_COUNTED_S / seconds))
         return window, lambda outcomes: has_answers(outcomes, wanted)
 
-    def _messages(self, case: Case) -> Path:
+    def _write_requests(self, case: Case) -> Path:
         keys = {"model", "protocol", "data", "batch_size", *SHAPE_KEYS}
         file = self.folder / f"{case.model}-{digest(case.model_dump(include=keys))}.requests"
         if file.exists():
@@ -91,11 +105,11 @@ class CaseRun:
             shape = GenerationShape(case.prompt_tokens, case.output_tokens, case.prefix_tokens)
             prompts = build_prompts(case.model, shape)
             return write_messages(file, encode_prompts(prompts, case.protocol, case.stream))
-        payloads = build(case.data, case.model, case.batch_size, self.msmarco)
+        payloads = build_built_in_payloads(case.data, case.model, case.batch_size, self.msmarco)
         return write_messages(file, encode(payloads, case.protocol))
 
 
-def _generation(found: Measured, has_bounds: bool) -> TextRepeat | None:
+def _summarize_text(found: Measured, has_bounds: bool) -> TextRepeat | None:
     tokens = found.tokens
     if tokens is None:
         return None
@@ -104,12 +118,49 @@ def _generation(found: Measured, has_bounds: bool) -> TextRepeat | None:
 
 
 def has_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:
-    """Whether enough were answered, or none will be."""
+    """Return True if at least `wanted` requests were answered, or if the server refuses every request."""
     return is_hopeless(outcomes) or sum(outcome.answered for outcome in outcomes) >= wanted
 
 
 def thirds_agree(outcomes: Sequence[WindowOutcome]) -> bool:
-    """A counted run is steady when its three thirds are as three windows must be."""
+    """Return True if the three thirds of a run with a given number of requests agree, like three steady windows."""
     size = len(outcomes) // AGREEING
     thirds = (outcomes[start * size : (start + 1) * size] for start in range(AGREEING))
     return bool(size) and agree([Measured.of(third, False) for third in thirds])
+
+
+class ServedAccuracy:
+    """Compares served answers with FP32 answers. Computes the FP32 answers once per model, in this process."""
+
+    def __init__(self, variants: Variants) -> None:
+        self._variants = variants
+        self._expected: dict[str, tuple[list[TaskRequest], Answers]] = {}  # by model
+
+    def compare(self, model: str, address: str) -> Accuracy | None:
+        """Return the accuracy of a served model, or None if the model's task defines no measure."""
+        task = self._variants.folder(model).settings.task
+        spread = describe_task(task).comparison.spread
+        if spread is None:
+            return None
+        if model not in self._expected:
+            with load_model(self._variants.original(model)) as original:
+                requests = _to_requests([spec.name for spec in original.task.signature.inputs])
+                self._expected[model] = requests, answer_all(original, [requests])
+        requests, expected = self._expected[model]
+        with Client(address) as client:
+            served = [_infer(client, model, request) for request in requests]
+        found = compare_answers(task, expected, [served])
+        mean, lowest = (round(found.details[spread.key][name], spread.digits) for name in ("mean", "min"))
+        samples = sum(request.inputs[0].shape[0] for request in requests)
+        return Accuracy(measure=spread.label, mean=mean, lowest=lowest, samples=samples)
+
+
+def _to_requests(inputs: list[str]) -> list[TaskRequest]:
+    if inputs == ["text"]:
+        return [TaskRequest([Tensor("text", BYTES, (TEXTS,), pack_bytes(mixed(TEXTS, SEED)))], [])]
+    return [TaskRequest([Tensor("image", BYTES, (1, 1), pack_bytes([photo]))], []) for photo in photos()[:PHOTOS]]
+
+
+def _infer(client: Client, model: str, request: TaskRequest) -> list[Tensor]:
+    inputs = {tensor.name: to_array(tensor) for tensor in request.inputs}
+    return [from_array(name, array) for name, array in client.infer(model, inputs).items()]

@@ -1,4 +1,4 @@
-"""Two results of experiments against each other: a difference within the noise between repeats is not called one."""
+"""Compare the results of two experiments; differences within the noise between repeats do not count."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from penstock.experiments.results import CaseResult, Figure, Results
 from penstock.experiments.table import markdown_table
-from penstock.models.settings_file import dotted
+from penstock.models.settings_file import flatten_keys
 
 Verdict = Literal["better", "worse", "no difference", "unknown"]
-THROUGHPUT_FLOOR, TAIL_FLOOR = 0.05, 0.10  # a few repeats may agree by chance, and a tail is a few requests
+THROUGHPUT_FLOOR, TAIL_FLOOR = 0.05, 0.10  # few repeats may agree by chance, and few requests make up a tail
 ERRORS = 3.0  # standard errors
 RULE = (
-    f"A difference counts where the ratio is further from 1 than the noise: {ERRORS:g} standard errors of the ratio, "
-    "from the spread between repeats of this case or of all cases together, whichever is larger, and at least "
-    f"{THROUGHPUT_FLOOR:.0%} for throughput and {TAIL_FLOOR:.0%} for a p99. All else is no difference."
+    f"A difference counts if the ratio is further from 1 than the noise: {ERRORS:g} standard errors of the ratio, "
+    "estimated from the spread between repeats of this case or of all cases, whichever is larger, and at least "
+    f"{THROUGHPUT_FLOOR:.0%} for throughput and {TAIL_FLOOR:.0%} for p99. Anything smaller is no difference."
 )
-MOST_SAID = 12
+MOST_LISTED = 12
 FIGURES: Mapping[str, Callable[[CaseResult], Figure]] = {
     "throughput": lambda result: result.items_per_s,
     "p99": lambda result: result.latency("p99"),
@@ -30,24 +30,24 @@ TEXT_FIGURES = ("first token", "between tokens")
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """How B's figure differs from A's."""
+    """The change of one figure from experiment A to experiment B."""
 
     before: float
     after: float
     ratio: float
-    noise: float | None  # as a share; None: single repeats do not tell
+    noise: float | None  # as a share; None: single repeats have no spread
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class CaseChange:
     case: str
-    variants: tuple[str, str]  # A's and B's, which differ where only the load is the same
+    variants: tuple[str, str]  # of A and B; they differ if the cases were paired by their load
     unit: str
-    throughput: FigureChange  # items a second
+    throughput: FigureChange  # items per second
     p99: FigureChange
     note: str = ""
-    first_token: FigureChange | None = None  # p99, of generated text that was streamed in both
+    first_token: FigureChange | None = None  # p99; only for generated text that both results streamed
     between_tokens: FigureChange | None = None
 
     @property
@@ -85,7 +85,10 @@ def compare(a: Results, b: Results) -> Comparison:
     pooled = {kind: pooled_variance([of(result).values for result in every]) for kind, of in FIGURES.items()}
     return Comparison(
         (a.experiment, b.experiment),
-        (*_changed("machine", a.machine, b.machine), *_changed("settings", dotted(a.settings), dotted(b.settings))),
+        (
+            *_list_changes("machine", a.machine, b.machine),
+            *_list_changes("settings", flatten_keys(a.settings), flatten_keys(b.settings)),
+        ),
         tuple(_compare_case(*pair, pooled) for pair in (*pairs, *by_load)),
         tuple(result.case.id for result in left_a if id(result) not in paired),
         tuple(result.case.id for result in left_b if id(result) not in paired),
@@ -93,7 +96,7 @@ def compare(a: Results, b: Results) -> Comparison:
 
 
 def change(before: Figure, after: Figure, kind: str, pooled: float | None) -> FigureChange:
-    """`pooled` is the variance over all cases; None: no case has two repeats."""
+    """Compare two values of a figure. `pooled` is the variance over all cases, or None if no case has two repeats."""
     ratio = after.mean / before.mean if before.mean else float("inf")
     own = pooled_variance([before.values, after.values])
     if pooled is None or not 0 < ratio < float("inf"):
@@ -108,7 +111,7 @@ def change(before: Figure, after: Figure, kind: str, pooled: float | None) -> Fi
 
 
 def pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
-    """The variance of logarithms within each group: relative noise, whatever the size of the values."""
+    """Return the variance of logarithms within groups, a measure of relative noise; None without repeats."""
     squares, freedom = 0.0, 0
     for values in groups:
         logs = [log(value) for value in values if value > 0]
@@ -134,12 +137,12 @@ def _compare_case(a: CaseResult, b: CaseResult, pooled: Mapping[str, float | Non
 
 
 def _pair_by_load(a: Sequence[CaseResult], b: Sequence[CaseResult]) -> list[tuple[CaseResult, CaseResult]]:
-    """Other variants of one model under the same load, where each side has one of them."""
-    ours, theirs = _by_load(a), _by_load(b)
+    """Pair different variants of a model under the same load, if A and B each have exactly one variant."""
+    ours, theirs = _group_by_load(a), _group_by_load(b)
     return [(ours[load][0], theirs[load][0]) for load in ours if len(ours[load]) == len(theirs.get(load, ())) == 1]
 
 
-def _by_load(results: Sequence[CaseResult]) -> dict[tuple[object, ...], list[CaseResult]]:
+def _group_by_load(results: Sequence[CaseResult]) -> dict[tuple[object, ...], list[CaseResult]]:
     found: dict[tuple[object, ...], list[CaseResult]] = {}
     for result in results:
         case = result.case
@@ -148,20 +151,22 @@ def _by_load(results: Sequence[CaseResult]) -> dict[tuple[object, ...], list[Cas
     return found
 
 
-def _changed(what: str, a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+def _list_changes(what: str, a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
     keys = sorted(key for key in {*a, *b} if a.get(key) != b.get(key))
-    said = [f"{what} {key}: {a.get(key, '–')} → {b.get(key, '–')}" for key in keys]
-    return said if len(said) <= MOST_SAID else [*said[:MOST_SAID], f"and {len(said) - MOST_SAID} more of {what}"]
+    lines = [f"{what} {key}: {a.get(key, '–')} → {b.get(key, '–')}" for key in keys]
+    if len(lines) <= MOST_LISTED:
+        return lines
+    return [*lines[:MOST_LISTED], f"and {len(lines) - MOST_LISTED} more of {what}"]
 
 
 def to_markdown(found: Comparison) -> str:
     lines = [f"# {found.names[0]} (A) and {found.names[1]} (B)", "", found.rule, ""]
-    lines += [f"- Not the same: {difference}" for difference in found.differences]
+    lines += [f"- Differs: {difference}" for difference in found.differences]
     lines += [""] if found.differences else []
     lines += markdown_table(headers(found), rows(found))
     for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):
         if cases:
-            lines += ["", f"Measured in {name} alone: {', '.join(cases)}."]
+            lines += ["", f"Measured only in {name}: {', '.join(cases)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -186,20 +191,20 @@ def headers(found: Comparison) -> tuple[str, ...]:
 
 def rows(found: Comparison) -> list[list[str]]:
     def text(case: CaseChange) -> list[str]:
-        return [*_cells(case.first_token), *_cells(case.between_tokens)] if has_text(found) else []
+        return [*_format_figures(case.first_token), *_format_figures(case.between_tokens)] if has_text(found) else []
 
     return [
         [
             case.case + (f" ({case.note})" if case.note else ""),
-            *_cells(case.throughput),
-            *_cells(case.p99),
+            *_format_figures(case.throughput),
+            *_format_figures(case.p99),
             *text(case),
         ]
         for case in found.cases
     ]
 
 
-def _cells(found: FigureChange | None) -> list[str]:
+def _format_figures(found: FigureChange | None) -> list[str]:
     if found is None:
         return ["–"] * 5
     noise = "–" if found.noise is None else f"±{found.noise:.0%}"

@@ -1,4 +1,4 @@
-"""An experiment as its YAML says it, and the cases that it expands to."""
+"""The settings of an experiment, and the cases that follow from the settings."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from penstock.core.settings import Batching, Section
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], Field(min_length=1)]
 Engine = Annotated[
-    Literal["onnx", "openvino", "torch", "tensorrt", "genai"], BeforeValidator(lambda given: _engine(given))
+    Literal["onnx", "openvino", "torch", "tensorrt", "genai"], BeforeValidator(lambda given: _normalize_engine(given))
 ]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Device = Literal["cpu", "cuda", "mps"]
@@ -34,17 +34,17 @@ ALIASES = {
     "all-MiniLM-L6-v2": "minilm",
 }
 PROMPTS = "prompts"
-UNITS = {"pairs": "pairs", "photos": "images", "noop": "rows", PROMPTS: "tokens"}  # else texts
+UNITS = {"pairs": "pairs", "photos": "images", "noop": "rows", PROMPTS: "tokens"}  # all other data are texts
 MOST_CASES = 2000
 
 
-def _engine(given: Any) -> Any:
-    """`pytorch` is what the torch engine is called where it is a backend."""
+def _normalize_engine(given: Any) -> Any:
+    """Return the engine's name; accept `pytorch`, which other servers use, for the engine torch."""
     return "torch" if given == "pytorch" else given
 
 
 class ModelPart(Section):
-    """What is left out is as the model's own model.yaml has it, but for `precision`: that is FP32."""
+    """The model and its settings. Omitted settings come from the model's model.yaml; omitted `precision` is FP32."""
 
     name: str = "minilm"
     engine: Annotated[Engine | None, Field(validation_alias=AliasChoices("engine", "backend"))] = None
@@ -63,7 +63,7 @@ class ModelPart(Section):
 
 class ServerPart(Section):
     host: str = "127.0.0.1"
-    grpc_port: Annotated[Port, Field(validation_alias=AliasChoices("grpc_port", "port"))] = 0  # 0: a free one
+    grpc_port: Annotated[Port, Field(validation_alias=AliasChoices("grpc_port", "port"))] = 0  # 0: any free port
     http_port: Port = 0
     gateways: Annotated[int, Field(ge=1, le=64)] = 1
     workers: Annotated[int, Field(ge=1, le=64)] = 1
@@ -76,17 +76,17 @@ class BatchingPart(Batching):
 
 
 class ExperimentPart(Section):
-    batch_sizes: Axis[Count] = (1,)  # items in a request
+    batch_sizes: Axis[Count] = (1,)  # items per request
     concurrency_levels: Axis[Count] = (1, 8, 32)
-    request_rates: Axis[Rate] | None = None  # a second, in an open loop; in place of callers
-    benchmark_requests: Annotated[int, Field(ge=1)] | None = None  # None: until three windows agree
+    request_rates: Axis[Rate] | None = None  # requests per second in an open loop, instead of callers
+    benchmark_requests: Annotated[int, Field(ge=1)] | None = None  # None: measure until three windows agree
     protocol: Protocol = "grpc"
-    data: Data = "auto"  # what fits the model's task
-    # Of models that generate text:
-    prompt_tokens: TokenCounts = "128"  # as `penstock bench` has them
+    data: Data = "auto"  # auto: data that fit the model's task
+    # For models that generate text:
+    prompt_tokens: TokenCounts = "128"  # in the forms of `penstock bench`
     output_tokens: TokenCounts = ""
     prefix_tokens: PrefixTokens = 0
-    stream: bool = True  # else answers come whole
+    stream: bool = True  # False: answers come whole
     goodput: dict[Literal["ttft", "tpot", "e2el"], Bound] = Field(default_factory=dict)
     repeats: Annotated[int, Field(ge=1, le=100)] = 3
     warm_up_s: Annotated[float, Field(ge=0, le=600)] = 2.0
@@ -100,7 +100,7 @@ class ExperimentPart(Section):
 
 
 class MatrixPart(Section):
-    """Every combination of the values is a case, but for those that an entry of `exclude` matches in all its keys."""
+    """Axes whose combinations become cases. An entry of `exclude` removes the combinations that match all its keys."""
 
     model: Axis[str] | None = None
     engine: Annotated[Axis[Engine] | None, Field(validation_alias=AliasChoices("engine", "backend"))] = None
@@ -127,11 +127,11 @@ class MatrixPart(Section):
     exclude: tuple[dict[str, Any], ...] = ()
 
     @model_validator(mode="after")
-    def _excludes_by_known_keys(self) -> "MatrixPart":
+    def _check_exclude_keys(self) -> "MatrixPart":
         known = set(MatrixPart.model_fields) - {"exclude"}
         for entry in self.exclude:
             if unknown := sorted(set(entry) - known):
-                raise ValueError(f"exclude: unknown key '{unknown[0]}'; known: {', '.join(sorted(known))}")
+                raise ValueError(f"exclude: unknown key '{unknown[0]}'; known keys: {', '.join(sorted(known))}")
         return self
 
     def axes(self) -> dict[str, tuple[Any, ...]]:
@@ -141,7 +141,7 @@ class MatrixPart(Section):
     def excludes(self, combination: Mapping[str, Any]) -> bool:
         def matches(entry: Mapping[str, Any]) -> bool:
             return all(
-                combination.get(key) in map(_engine, value if isinstance(value, list) else [value])
+                combination.get(key) in map(_normalize_engine, value if isinstance(value, list) else [value])
                 for key, value in entry.items()
             )
 
@@ -159,21 +159,21 @@ class Experiment(Section):
     matrix: MatrixPart = MatrixPart()
 
     def settings(self) -> dict[str, Any]:
-        """What decides the results, as JSON: the same for the same experiment, however its files are cut."""
+        """Return the settings that affect the results, with inheritance resolved."""
         found = self.model_dump(mode="json", exclude={"name", "description", "extends"})
         found["batching"] = self.batching.model_dump(mode="json", exclude_unset=True)
-        found["experiment"].pop("repeats")  # more of them add to what is there
-        for name in LATER_KEYS:  # results of before they were there go on counting
+        found["experiment"].pop("repeats")  # more repeats continue existing results
+        for name in LATER_KEYS:  # omit defaults of newer keys, so that older results keep the same hash
             if found["experiment"][name] == ExperimentPart.model_fields[name].get_default(call_default_factory=True):
                 del found["experiment"][name]
         return found
 
 
 class Case(Section):
-    """One load on one server; what is None is as the model's own model.yaml has it."""
+    """One load on one server configuration. A field that is None means the value in the model's model.yaml."""
 
     id: str
-    variant: str  # the id without its load: a line in a plot
+    variant: str  # the id without the load; a variant is one line in a plot
     model: str
     engine: str
     precision: str
@@ -186,19 +186,19 @@ class Case(Section):
     data: str
     batch_size: int
     concurrency: int  # 0 in an open loop
-    rate: float = 0.0  # requests a second of an open loop
-    prompt_tokens: str = ""  # of a model that generates text
+    rate: float = 0.0  # requests per second in an open loop
+    prompt_tokens: str = ""  # only for models that generate text, as the next three fields
     output_tokens: str = ""
     prefix_tokens: int = 0
     stream: bool = True
 
     @property
     def load_id(self) -> str:
-        return f"b{self.batch_size} {_pressure_id(self.concurrency, self.rate)}"
+        return f"b{self.batch_size} {_format_pressure(self.concurrency, self.rate)}"
 
     @property
     def pressure(self) -> float:
-        """What rises with the load: callers, or requests a second."""
+        """The number of callers, or the requests per second in an open loop."""
         return self.rate or self.concurrency
 
     @property
@@ -211,12 +211,12 @@ class Case(Section):
 
     @property
     def server_id(self) -> str:
-        """The same for cases that can be measured on one server."""
+        """The id of the server configuration. Cases with the same server id are measured on the same server."""
         keys = {"model", "engine", "precision", "device", "instances", "threads", "batching", "server"}
         return digest(self.model_dump(include=keys))
 
 
-def _pressure_id(concurrency: int, rate: float) -> str:
+def _format_pressure(concurrency: int, rate: float) -> str:
     return f"r{rate:g}" if rate else f"c{concurrency}"
 
 
@@ -228,77 +228,82 @@ def digest(value: object) -> str:
 SHAPE_KEYS = ("prompt_tokens", "output_tokens", "prefix_tokens", "stream")
 LATER_KEYS = (*SHAPE_KEYS, "goodput", "request_rates")
 
-# Where a matrix's value goes; the load's are the case's own.
-_PLACES = {
+# The section and key that each axis of a matrix sets. Axes of the load are fields of the case.
+_SETTING_OF_AXIS = {
     "model": ("model", "name"),
     **{key: ("model", key) for key in ("engine", "precision", "quantized", "device", "instances", "threads")},
     **{key: ("server", key) for key in ("gateways", "workers")},
     **{key: ("batching", key) for key in ("max_rows", "max_tokens", "max_delay_ms", "order")},
     **{key: ("experiment", key) for key in ("protocol", "data", *SHAPE_KEYS)},
 }
-# In every id, so that they need no name in it.
-_PLAIN = {"model", "engine", "precision", "quantized", "device", "batch_size", "concurrency", "rate"}
+# Axes whose values are in every case id without the axis's name.
+_UNNAMED_AXES = {"model", "engine", "precision", "quantized", "device", "batch_size", "concurrency", "rate"}
 
 
 def expand(
     experiment: Experiment, engine_of: Callable[[str], str], data_of: Callable[[str], str] = lambda model: "pairs"
 ) -> list[Case]:
-    """`engine_of` and `data_of` a model: its own engine, and the data that fits it."""
-    axes = _axes(experiment)
-    # The load last: cases of one server are then neighbours.
+    """Return the cases of an experiment.
+
+    `engine_of` returns a model's engine, and `data_of` the kind of data that fits a model.
+    """
+    axes = _list_axes(experiment)
+    # The axes of the load vary fastest, so that cases with the same server are adjacent.
     order = sorted(axes, key=lambda name: list(MatrixPart.model_fields).index(name))
     combinations = [dict(zip(order, values, strict=True)) for values in product(*(axes[name] for name in order))]
     cases: dict[str, Case] = {}
     for combination in combinations:
         if len(cases) > MOST_CASES:
-            raise ConfigError(f"{experiment.name}: more than {MOST_CASES} cases; take values out of its matrix")
-        case = _case(experiment, combination, engine_of, data_of)
-        # `exclude` sees what a combination comes to, so that a default can be excluded, too.
+            raise ConfigError(f"{experiment.name}: more than {MOST_CASES} cases; remove values from its matrix")
+        case = _make_case(experiment, combination, engine_of, data_of)
+        # `exclude` is compared with the resolved case, so that it can match default values.
         facts = case.model_dump(include=MatrixPart.model_fields.keys() & Case.model_fields.keys())
         if not experiment.matrix.excludes({**case.batching, **case.server, **facts, **combination}):
             cases.setdefault(case.id, case)
     if not cases:
-        raise ConfigError(f"{experiment.name}: its matrix excludes every case")
+        raise ConfigError(f"{experiment.name}: matrix.exclude excludes every case")
     return list(cases.values())
 
 
-def _axes(experiment: Experiment) -> dict[str, tuple[Any, ...]]:
+def _list_axes(experiment: Experiment) -> dict[str, tuple[Any, ...]]:
     part, matrix = experiment.experiment, experiment.matrix.axes()
     rates = matrix.get("rate", part.request_rates)
     if rates is None:
         return {"batch_size": part.batch_sizes, "concurrency": part.concurrency_levels, **matrix}
     if "concurrency" in matrix:
         raise ConfigError(
-            f"{experiment.name}: concurrency is of a closed loop, rates are of an open one: say one of them"
+            f"{experiment.name}: concurrency (closed loop) and rates (open loop) exclude each other: set one of them"
         )
     return {"batch_size": part.batch_sizes, **matrix, "rate": rates}
 
 
-def _case(
+def _make_case(
     experiment: Experiment,
     combination: Mapping[str, Any],
     engine_of: Callable[[str], str],
     data_of: Callable[[str], str],
 ) -> Case:
-    parts = _parts(experiment, combination)
+    parts = _build_sections(experiment, combination)
     settings = parts["model"]
     model = ALIASES.get(settings["name"], settings["name"])
-    quantized = "int8" if settings["device"] == "cpu" else "fp16"  # as the hardware has it
+    quantized = "int8" if settings["device"] == "cpu" else "fp16"  # the usual choice for the device
     own = settings["engine"] or engine_of(model)
-    # A model that generates text is as its file is.
-    usual = "auto" if own == "genai" else "fp32"
-    precision = settings["precision"] or (quantized if settings["quantized"] else usual)
+    # The precision of a model that generates text is that of its file.
+    default = "auto" if own == "genai" else "fp32"
+    precision = settings["precision"] or (quantized if settings["quantized"] else default)
     is_converted = precision in ("int8", "fp16") or settings["device"] != "cpu"
     engine = settings["engine"] or ("onnx" if is_converted and own == "openvino" else own)
     given = parts["experiment"]["data"]
     data = data_of(model) if given == "auto" else given
     shape = {key: parts["experiment"][key] for key in SHAPE_KEYS} if data == PROMPTS else {}
-    named = [f"{key}={'none' if value is None else value}" for key, value in combination.items() if key not in _PLAIN]
+    named = [
+        f"{key}={'none' if value is None else value}" for key, value in combination.items() if key not in _UNNAMED_AXES
+    ]
     variant = " ".join([model, engine, precision, settings["device"], *named])
     batch_size, concurrency = combination["batch_size"], combination.get("concurrency", 0)
     rate = combination.get("rate", 0.0)
     return Case(
-        id=f"{variant} b{batch_size} {_pressure_id(concurrency, rate)}".replace(" ", "-"),
+        id=f"{variant} b{batch_size} {_format_pressure(concurrency, rate)}".replace(" ", "-"),
         variant=variant,
         model=model,
         engine=engine,
@@ -317,8 +322,8 @@ def _case(
     )
 
 
-def _parts(experiment: Experiment, combination: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The experiment's sections with one combination of its matrix laid over them."""
+def _build_sections(experiment: Experiment, combination: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the experiment's sections with the values of one combination of its matrix."""
     parts: dict[str, dict[str, Any]] = {
         "model": experiment.model.model_dump(),
         "server": experiment.server.model_dump(mode="json"),
@@ -326,7 +331,7 @@ def _parts(experiment: Experiment, combination: Mapping[str, Any]) -> dict[str, 
         "experiment": experiment.experiment.model_dump(include={"protocol", "data", *SHAPE_KEYS}),
     }
     for key, value in combination.items():
-        if key in _PLACES:
-            section, name = _PLACES[key]
+        if key in _SETTING_OF_AXIS:
+            section, name = _SETTING_OF_AXIS[key]
             parts[section][name] = value
     return parts

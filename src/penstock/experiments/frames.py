@@ -1,6 +1,6 @@
-"""A model's own latency on a device, in this process and without a server: milliseconds a frame, by batch size.
+"""Measure a model's latency per frame and batch size on a device, in this process and without a server.
 
-A frame is what a request has one of: an image, a text, a row of a tensor.
+A frame is one item of a request: an image, a text or a row of a tensor.
 """
 
 import time
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.core.errors import ConfigError, DeviceOutOfMemory, InvalidRequest
-from penstock.core.settings import GENERATE
-from penstock.engines.base import ContextEngine, EngineHome
-from penstock.experiments.tuning.data import TuneData, payloads
+from penstock.engines.engine_protocols import EngineHome
+from penstock.experiments.load.choice import LoadData, build_payloads
 from penstock.experiments.variants import settings_problem
 from penstock.models.device_meter import DeviceMeter
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import LoadedModel, ModelFile, load_model
-from penstock.models.running import cut, infer_arrays
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
+from penstock.models.running import cut_into_batches, infer_arrays, join
 from penstock.tasks.base import Piece, TaskRequest
-from penstock.telemetry.devices import open_gpus
+from penstock.tasks.built_in import describe_task
+from penstock.telemetry.gpus import open_gpus
 
 FEWEST_RUNS = 3
 ANY_SIZE = 2**30
@@ -30,18 +30,20 @@ ANY_SIZE = 2**30
 
 @dataclass(frozen=True, slots=True)
 class FrameBench:
-    folder: ModelFolder  # of one version
+    """The options of a measurement of latency per frame."""
+
+    folder: ModelFolder  # with one version
     device: str
     sizes: Sequence[int]
-    engine: str = ""  # empty: the model's own, or one that runs on the device
+    engine: str = ""  # empty: the model's own engine, or one that supports the device
     window_s: float = 2.0
     warm_up_s: float = 0.5
-    data: TuneData = field(default_factory=TuneData)
-    home: EngineHome | None = None  # where a server's engines are kept
+    data: LoadData = field(default_factory=LoadData)
+    home: EngineHome | None = None  # the folder in which a server stores built engines
 
 
 class FrameTimes(NamedTuple):
-    """Milliseconds."""
+    """A distribution of times in milliseconds."""
 
     mean: float
     p50: float
@@ -50,14 +52,14 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameStep:
-    batch_size: int  # frames
-    rows: int = 0  # of the network: an image may have several tiles
+    batch_size: int  # in frames
+    rows: int = 0  # rows of the network's input: an image may have several tiles
     runs: int = 0
-    batch_ms: FrameTimes | None = None  # the engine on all frames
+    batch_ms: FrameTimes | None = None  # time of the engine for the batch
     ms_per_frame: FrameTimes | None = None
     frames_per_s: float = 0.0
-    whole_ms_per_frame: FrameTimes | None = None  # with what the task does before and after, in one thread
-    problem: str = ""  # why there are no figures
+    whole_ms_per_frame: FrameTimes | None = None  # with the task's pre- and post-processing in one thread
+    problem: str = ""  # the reason if there are no figures
 
     def to_json(self) -> dict[str, Any]:
         times = ("batch_ms", "ms_per_frame", "whole_ms_per_frame")
@@ -69,7 +71,7 @@ class FrameStep:
 
 @dataclass(frozen=True, slots=True)
 class BenchedModel:
-    """What was loaded, and where."""
+    """A loaded model, and the device on which the model is measured."""
 
     model: str
     version: str
@@ -77,15 +79,15 @@ class BenchedModel:
     precision: str
     device: str
     load_s: float
-    device_memory_bytes: int  # what loading it took of a GPU; 0: none, or nobody can tell
+    device_memory_bytes: int  # GPU memory that loading took; 0: none, or unknown
 
 
 class FrameRun:
-    """Use it as a context: it loads the model, and lets go of it at its end."""
+    """A context manager that loads the model on entry and unloads it on exit."""
 
     def __init__(self, bench: FrameBench) -> None:
         self._bench = bench
-        self._settings = _settings(bench)
+        self._settings = _read_settings(bench)
         self._meter = DeviceMeter(open_gpus())
         self._model: LoadedModel | None = None
 
@@ -95,10 +97,11 @@ class FrameRun:
         began = time.perf_counter()
         file = ModelFile(folder.file(version), folder.path / version, settings)
         self._model = model = load_model(file, home=self._bench.home)
-        if isinstance(model.engine, ContextEngine):
+        if model.runs == "calls":
             model.engine.close()
             raise InvalidRequest(
-                f"--device: {folder.name} is a model's own code, which is measured as it is served: leave --device out"
+                f"--device: {folder.name} runs its own Python code and can only be measured with a server: leave out "
+                "--device"
             )
         load_s = round(time.perf_counter() - began, 3)
         found = model.signature
@@ -110,46 +113,51 @@ class FrameRun:
             self._model.engine.close()
 
     def steps(self) -> Iterator[FrameStep]:
-        """One for each size; a device without memory for one has none for larger ones, which are left out."""
+        """Measure one batch size after another; stop when the device has no memory for a size."""
         for size in self._bench.sizes:
-            step = self._step(size)
+            step = self._measure_size(size)
             yield step
             if step.problem:
                 return
 
-    def _step(self, size: int) -> FrameStep:
-        assert self._model is not None, "use it as a context"
+    def _measure_size(self, size: int) -> FrameStep:
+        assert self._model is not None, "use FrameRun as a context manager"
         model, bench = self._model, self._bench
-        requests = _requests(bench, model, size)
+        requests = _build_requests(bench, model, size)
         pieces = [piece for request in requests for piece in model.task.prepare(request).pieces]
-        batches = [model.task.join(batch) for batch in cut(pieces, ANY_SIZE, None)]
+        batches = [join(model, batch) for batch in cut_into_batches(pieces, ANY_SIZE, None)]
 
         def compute() -> None:
             for batch in batches:
                 infer_arrays(model, batch)
 
         try:
-            _timed(compute, bench.warm_up_s, 1)
-            runs = _timed(compute, bench.window_s, FEWEST_RUNS)
-            whole = _timed(lambda: _serve(model, requests), bench.window_s, 1)
+            _time_runs(compute, bench.warm_up_s, 1)
+            runs = _time_runs(compute, bench.window_s, FEWEST_RUNS)
+            whole = _time_runs(lambda: _run_batch(model, requests), bench.window_s, 1)
         except DeviceOutOfMemory as error:
             return FrameStep(size, sum(piece.rows for piece in pieces), problem=error.message)
         return FrameStep(
             size,
             sum(piece.rows for piece in pieces),
             len(runs),
-            _times(runs),
-            _times([seconds / size for seconds in runs]),
+            _summarize(runs),
+            _summarize([seconds / size for seconds in runs]),
             round(size * len(runs) / sum(runs), 2),
-            _times([seconds / size for seconds in whole]),
+            _summarize([seconds / size for seconds in whole]),
         )
 
 
-def _settings(bench: FrameBench) -> ModelSettings:
-    """Its own, with one instance on the device. OpenVINO's models of ONNX files run elsewhere by ONNX Runtime."""
+def _read_settings(bench: FrameBench) -> ModelSettings:
+    """Return the model's settings with one instance on the device.
+
+    OpenVINO supports only CPUs, so models with ONNX files for OpenVINO run with ONNX Runtime on other devices.
+    """
     own = bench.folder.settings
-    if own.task == GENERATE:
-        raise InvalidRequest("--device: a model that generates text is measured as it is served: leave --device out")
+    if describe_task(own.task).max_running:
+        raise InvalidRequest(
+            "--device: a model that generates text can only be measured with a server: leave out --device"
+        )
     given: dict[str, Any] = own.model_dump(mode="json", exclude_unset=True)
     engine = bench.engine
     if not engine and not bench.device.startswith("cpu") and own.engine == "openvino" and own.file.endswith(".onnx"):
@@ -162,29 +170,29 @@ def _settings(bench: FrameBench) -> ModelSettings:
     return ModelSettings.model_validate(given)
 
 
-def _requests(bench: FrameBench, model: LoadedModel, size: int) -> list[TaskRequest]:
+def _build_requests(bench: FrameBench, model: LoadedModel, size: int) -> list[TaskRequest]:
     specs = model.task.signature.inputs
     inputs = [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
-    found = payloads(bench.data, bench.folder.name, inputs)
+    found = build_payloads(bench.data, bench.folder.name, inputs)
     return [TaskRequest(list(payload.inputs), []) for payload in islice(cycle(found), size)]
 
 
-def _serve(model: LoadedModel, requests: Sequence[TaskRequest]) -> None:
-    """From what clients send to what they get, all frames as one batch."""
-    task = model.task
+def _run_batch(model: LoadedModel, requests: Sequence[TaskRequest]) -> None:
+    """Run pre-processing, the engine and post-processing, with all frames in one batch."""
+    task, _ = model.batching
     prepared = [task.prepare(request) for request in requests]
     owned = [(number, piece) for number, each in enumerate(prepared) for piece in each.pieces]
     answers: dict[int, Sequence[Any]] = {}
-    for batch in cut([piece for _, piece in owned], ANY_SIZE, None):
+    for batch in cut_into_batches([piece for _, piece in owned], ANY_SIZE, None):
         outputs = infer_arrays(model, task.join(batch))
         answers |= {id(piece): found for piece, found in zip(batch, task.split(batch, outputs), strict=True)}
     for number, request in enumerate(requests):
-        its: list[Piece] = [piece for owner, piece in owned if owner == number]
-        task.finish(request, prepared[number], [answers[id(piece)] for piece in its])
+        pieces: list[Piece] = [piece for owner, piece in owned if owner == number]
+        task.finish(request, prepared[number], [answers[id(piece)] for piece in pieces])
 
 
-def _timed(run: Callable[[], None], seconds: float, fewest: int) -> list[float]:
-    """How long each run took, for so many seconds and at least so many times."""
+def _time_runs(run: Callable[[], None], seconds: float, fewest: int) -> list[float]:
+    """Call `run` repeatedly for `seconds`, at least `fewest` times, and return the duration of each call."""
     taken: list[float] = []
     end = time.perf_counter() + seconds
     while len(taken) < fewest or time.perf_counter() < end:
@@ -194,6 +202,6 @@ def _timed(run: Callable[[], None], seconds: float, fewest: int) -> list[float]:
     return taken
 
 
-def _times(seconds: Sequence[float]) -> FrameTimes:
+def _summarize(seconds: Sequence[float]) -> FrameTimes:
     p50, p99 = np.percentile(seconds, (50, 99))
     return FrameTimes(*(round(1000 * float(each), 4) for each in (np.mean(seconds), p50, p99)))

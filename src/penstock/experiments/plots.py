@@ -1,4 +1,4 @@
-"""Line charts as SVG text: nothing to install, nothing to fetch."""
+"""Draw line charts as SVG text, without other packages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 66, 18, 14, 44
-COLOURS = 8  # classes c0 … c7, which the page's style gives their colours
+COLOURS = 8  # the CSS classes c0 … c7 of report.css
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     x: float
     y: float
-    tip: str = ""  # shown when pointed at
-    label: str = ""  # shown always
-    x_range: tuple[float, float] | None = None  # over repeats
+    tip: str = ""  # tooltip
+    label: str = ""  # always visible
+    x_range: tuple[float, float] | None = None  # lowest and highest repeat
     y_range: tuple[float, float] | None = None
 
 
@@ -31,7 +31,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`ticks` are values with their texts; without them they are chosen."""
+    """An axis of a chart. `ticks` are values with labels; if empty, the chart chooses round numbers."""
 
     label: str
     is_log: bool = False
@@ -56,34 +56,34 @@ class Chart:
         up = _Scale(self.y, ys, HEIGHT - BOTTOM, TOP)
         parts = [
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">',
-            *self._grid(across, up),
-            *(_path(curve, across, up) for curve in self.curves),
-            *(_marks(curve, across, up) for curve in self.curves if curve.has_marks),
+            *self._draw_grid(across, up),
+            *(_draw_path(curve, across, up) for curve in self.curves),
+            *(_draw_marks(curve, across, up) for curve in self.curves if curve.has_marks),
             "</svg>",
         ]
         return f"<figure><figcaption>{escape(self.title)}</figcaption>{''.join(parts)}</figure>"
 
-    def _grid(self, across: "_Scale", up: "_Scale") -> list[str]:
+    def _draw_grid(self, across: "_Scale", up: "_Scale") -> list[str]:
         bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
         middle = f'x="{(LEFT + right) / 2}" y="{HEIGHT - 8}"'
         turned = f'transform="translate(13 {(TOP + bottom) / 2}) rotate(-90)"'
-        found = [_segment("axis", LEFT, right, bottom, bottom)]
+        found = [_draw_segment("axis", LEFT, right, bottom, bottom)]
         for value, text in up.ticks:
             y = up.place(value)
-            found.append(_segment("grid", LEFT, right, y, y))
-            found.append(_text("tick", f'x="{LEFT - 8}" y="{y + 3.5:.1f}"', text, "end"))
+            found.append(_draw_segment("grid", LEFT, right, y, y))
+            found.append(_draw_text("tick", f'x="{LEFT - 8}" y="{y + 3.5:.1f}"', text, "end"))
         for value, text in across.ticks:
             x = across.place(value)
-            found.append(_segment("grid", x, x, TOP, bottom))
-            found.append(_text("tick", f'x="{x:.1f}" y="{bottom + 16}"', text))
-        return [*found, _text("name", middle, self.x.label), _text("name", turned, self.y.label)]
+            found.append(_draw_segment("grid", x, x, TOP, bottom))
+            found.append(_draw_text("tick", f'x="{x:.1f}" y="{bottom + 16}"', text))
+        return [*found, _draw_text("name", middle, self.x.label), _draw_text("name", turned, self.y.label)]
 
 
-def _segment(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:
+def _draw_segment(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
-def _text(kind: str, place: str, text: str, anchor: str = "middle") -> str:
+def _draw_text(kind: str, place: str, text: str, anchor: str = "middle") -> str:
     return f'<text class="{kind}" {place} text-anchor="{anchor}">{escape(text)}</text>'
 
 
@@ -94,21 +94,21 @@ class _Scale:
         low, high = min(values), max(values)
         if axis.starts_at_zero and not axis.is_log:
             low = 0.0
-        self.ticks = list(axis.ticks) or (_log_ticks if axis.is_log else _ticks)(low, high)
+        self.ticks = list(axis.ticks) or (_choose_log_ticks if axis.is_log else _choose_ticks)(low, high)
         edges = [value for value, _ in self.ticks]
-        self._low = self._bend(min([low, *edges]))
-        self._high = self._bend(max([high, *edges]))
+        self._low = self._transform(min([low, *edges]))
+        self._high = self._transform(max([high, *edges]))
 
     def place(self, value: float) -> float:
         width = (self._high - self._low) or 1.0
-        return self._start + (self._bend(value) - self._low) / width * (self._end - self._start)
+        return self._start + (self._transform(value) - self._low) / width * (self._end - self._start)
 
-    def _bend(self, value: float) -> float:
+    def _transform(self, value: float) -> float:
         return log10(max(value, 1e-6)) if self._is_log else value
 
 
-def _ticks(low: float, high: float, count: int = 7) -> list[tuple[float, str]]:
-    """Round numbers: steps of 1, 2, 2.5 or 5 times a power of ten."""
+def _choose_ticks(low: float, high: float, count: int = 7) -> list[tuple[float, str]]:
+    """Return round numbers as ticks, with steps of 1, 2, 2.5 or 5 times a power of ten."""
     raw = (high - low) / count or 1.0
     power = 10 ** floor(log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
@@ -117,7 +117,7 @@ def _ticks(low: float, high: float, count: int = 7) -> list[tuple[float, str]]:
     return [(number * step, short(number * step)) for number in range(first, last + 1)]
 
 
-def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
+def _choose_log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     exponents = range(floor(log10(max(low, 1e-6))), ceil(log10(max(high, 1e-6))) + 1)
     steps = (1, 2, 5) if len(exponents) <= 4 else (1,)
     values = [step * 10.0**exponent for exponent in exponents for step in steps]
@@ -132,25 +132,25 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 6):g}"
 
 
-def _path(curve: Curve, across: "_Scale", up: "_Scale") -> str:
+def _draw_path(curve: Curve, across: "_Scale", up: "_Scale") -> str:
     path = " ".join(f"{across.place(point.x):.1f},{up.place(point.y):.1f}" for point in curve.points)
     faint = " faint" if curve.is_faint else ""
     return f'<polyline class="line c{curve.colour % COLOURS}{faint}" points="{path}"/>'
 
 
-def _marks(curve: Curve, across: "_Scale", up: "_Scale") -> str:
+def _draw_marks(curve: Curve, across: "_Scale", up: "_Scale") -> str:
     colour = f"c{curve.colour % COLOURS}"
     parts = []
     for point in curve.points:
         x, y = across.place(point.x), up.place(point.y)
         if point.x_range:
             low, high = map(across.place, point.x_range)
-            parts.append(_segment(f"noise {colour}", low, high, y, y))
+            parts.append(_draw_segment(f"noise {colour}", low, high, y, y))
         if point.y_range:
             low, high = map(up.place, point.y_range)
-            parts.append(_segment(f"noise {colour}", x, x, low, high))
+            parts.append(_draw_segment(f"noise {colour}", x, x, low, high))
         if point.label:
-            parts.append(_text("mark", f'x="{x + 7:.1f}" y="{y - 7:.1f}"', point.label, "start"))
+            parts.append(_draw_text("mark", f'x="{x + 7:.1f}" y="{y - 7:.1f}"', point.label, "start"))
         tip = f"<title>{escape(point.tip)}</title>" if point.tip else ""
         parts.append(f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4">{tip}</circle>')
     return "".join(parts)

@@ -1,4 +1,4 @@
-"""Child processes of a measurement, and the server among them: started, measured, stopped."""
+"""Start and stop the child processes of a measurement, including the server."""
 
 import json
 import signal
@@ -20,15 +20,15 @@ START_TIMEOUT_S = 120.0
 PERIOD_S = 0.05
 
 
-class Running:
-    """A child process that is ended with its block."""
+class ChildProcess:
+    """A context manager that starts a child process, and ends the process on exit."""
 
     def __init__(
-        self, command: list[str], log: Path | None = None, without_ctrl_c: bool = False, **options: Any
+        self, command: list[str], log: Path | None = None, ignores_ctrl_c: bool = False, **options: Any
     ) -> None:
-        """`without_ctrl_c`: a terminal sends it to all processes of its group, and this one is ended by us alone."""
+        """Start the process. `ignores_ctrl_c`: the process ignores the SIGINT that a terminal sends for Ctrl-C."""
         try:
-            with log.open("wb") if log else nullcontext() as stderr, _interrupts_after(without_ctrl_c):
+            with log.open("wb") if log else nullcontext() as stderr, _delay_interrupts(ignores_ctrl_c):
                 self.process = subprocess.Popen(command, **{"stdout": stderr, "stderr": stderr, **options})
         except BaseException:
             if hasattr(self, "process"):
@@ -50,43 +50,43 @@ class Running:
             self.process.wait(10)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what it did not read any more
+                with suppress(OSError):  # the process ended before it read all of its input
                     pipe.close()
 
 
 class ServerFailed(Exception):
-    """The server did not start, or cannot load the model; its message says why."""
+    """The server did not start, or cannot load the model; the message contains the reason."""
 
 
-class ServerRun(Running):
-    """`penstock serve` in `folder`, on free ports where `flags` name none; ready when it has been made."""
+class ServerRun(ChildProcess):
+    """Runs `penstock serve` with its data in `folder`, on free ports unless `flags` set the ports."""
 
     def __init__(self, models: Path, folder: Path, *flags: str, before: Sequence[str] = (), **options: Any) -> None:
-        """`before` is a command that becomes it, or starts it."""
+        """Start the server, and wait until it is ready. `before` is a command such as `nice` that runs the server."""
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "server.log"
         command = [*before, sys.executable, "-m", "penstock", "serve", "--models", str(models)]
         command += ["--data-dir", str(folder / "data"), "--http-port", "0", "--grpc-port", "0", *flags]
         super().__init__(command, self.log, **options)
         try:
-            said = self._wait_ready()
-        except BaseException:  # its own block has not begun
+            event = self._wait_ready()
+        except BaseException:  # the `with` block has not begun, so that nothing else would end the process
             self.__exit__(None, None, None)
             raise
-        self.http, self.grpc, self.workers = _address(said), str(said["grpc"]), int(said["workers"])
+        self.http, self.grpc, self.workers = _read_address(event), str(event["grpc"]), int(event["workers"])
 
     def _wait_ready(self) -> dict[str, Any]:
-        """Returns what it said of itself."""
+        """Return the server's log event `serving` once the server is ready."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        said: dict[str, Any] | None = None
+        event: dict[str, Any] | None = None
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise ServerFailed(f"the server did not start: {self._last_words()}")
-            said = said or self._said()
-            if said and self._is_ready(_address(said)):
-                return said
+                raise ServerFailed(f"the server did not start: {self._read_last_log_line()}")
+            event = event or self._serving_event()
+            if event and self._is_ready(_read_address(event)):
+                return event
             time.sleep(PERIOD_S)
-        raise ServerFailed(f"the server was not ready within {START_TIMEOUT_S:g} s: {self._last_words()}")
+        raise ServerFailed(f"the server was not ready within {START_TIMEOUT_S:g} s: {self._read_last_log_line()}")
 
     def _is_ready(self, http: str) -> bool:
         try:
@@ -95,44 +95,64 @@ class ServerRun(Running):
         except OSError:
             return False
 
-    def _said(self) -> dict[str, Any] | None:
+    def _serving_event(self) -> dict[str, Any] | None:
         for line in self.log.read_text(errors="replace").splitlines():
-            if '"event": "serving"' in line:
+            if '"event": "server_started"' in line:
                 found: dict[str, Any] = json.loads(line)
                 return found
         return None
 
-    def _last_words(self) -> str:
+    def _read_last_log_line(self) -> str:
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].removeprefix("penstock: ") if lines else "it said nothing"
+        return lines[-1].removeprefix("penstock: ") if lines else "its log is empty"
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far, by role."""
+        """Return the CPU seconds used so far by role."""
         return {role: seconds for role, (seconds, _) in usage(psutil.Process(self.process.pid)).items()}
 
 
-@contextmanager
-def _interrupts_after(has_mask: bool) -> Iterator[None]:
-    """An interrupt while a process starts comes when it has: else nobody would know the process, and end it.
+class ExperimentServer(ServerRun):
+    def __init__(self, models: Path, folder: Path, workers: int, *flags: str) -> None:
+        self._workers = workers
+        super().__init__(models, folder, *flags)
 
-    A mask is inherited by the process. It does not keep an interrupt from us: another thread takes it in our place.
+    def _is_ready(self, http: str) -> bool:
+        """Return True if all workers have loaded the model; the server reports ready after the first worker."""
+        try:
+            with urllib.request.urlopen(f"http://{http}/v1/status", timeout=5) as answer:
+                status = json.load(answer)
+        except OSError:
+            return False
+        for block in status["blocks"]:
+            if block["state"] == "failed":
+                raise ServerFailed(f"the model cannot be loaded: {block['reason']}")
+        holding = sum(bool(worker["blocks"]) for worker in status["workers"])
+        return bool(status["ready"]) and holding >= self._workers
+
+
+@contextmanager
+def _delay_interrupts(masks_sigint: bool) -> Iterator[None]:
+    """Delay SIGINT and SIGTERM until the `with` block has started a process, so that the process can be ended.
+
+    `masks_sigint`: the new process inherits a mask for SIGINT. The mask does not protect the current process, because
+    another of its threads can receive the signal.
     """
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
-    heard: list[int] = []
+    received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in numbers}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT} if has_mask else ())
+    handlers = {each: signal.signal(each, lambda number, _: received.append(number)) for each in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT} if masks_sigint else ())
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for each, handler in handlers.items():
             signal.signal(each, handler)
-        if heard:
-            signal.raise_signal(heard[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
-def _address(said: dict[str, Any]) -> str:
-    return str(said["http"]).removeprefix("http://")
+def _read_address(event: dict[str, Any]) -> str:
+    return str(event["http"]).removeprefix("http://")

@@ -1,4 +1,4 @@
-"""The results of an experiment: what is kept in results.json, and the figures of its repeats."""
+"""The results of an experiment, as stored in results.json, and figures over repeats."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,18 +9,18 @@ from pydantic import Field, ValidationError
 
 from penstock.core.errors import ConfigError
 from penstock.experiments.experiment import Case
-from penstock.experiments.kept import Kept, KeptFile
 from penstock.experiments.load.latencies import Latencies, merge
 from penstock.experiments.load.steady import spread
 from penstock.experiments.sampler import UsageSample
+from penstock.experiments.stored_file import StoredFile, StoredModel
 
 FILE = "results.json"
 PREVIOUS = "previous.json"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
 
 
-class Accuracy(Kept):
-    """How near the answers are to those of the model's own file in FP32."""
+class Accuracy(StoredModel):
+    """The similarity of the answers to the answers of the model's original file in FP32."""
 
     measure: str  # cosine, or PSNR in dB
     mean: float
@@ -28,44 +28,47 @@ class Accuracy(Kept):
     samples: int
 
 
-class TextRepeat(Kept):
-    """Of generated text. What was not measured is none: nobody sees tokens of answers that come whole."""
+class TextRepeat(StoredModel):
+    """The figures of one repeat of a case with generated text.
+
+    A figure that was not measured is None, such as the times between tokens if answers are not streamed.
+    """
 
     tokens_per_s: float
     prompt_tokens_per_s: float
-    request_tokens_per_s: dict[str, float] | None  # of an answer, after its first token: p50, p10, p1
+    request_tokens_per_s: dict[str, float] | None  # of one answer after its first token: p50, p10, p1
     prompt_tokens_mean: float | None
     output_tokens_mean: float | None
     first_token_ms: dict[str, float] | None
     between_tokens_ms: dict[str, float] | None
-    token_ms: dict[str, float] | None  # an answer's mean of the times between its tokens
+    token_ms: dict[str, float] | None  # the mean time between tokens of an answer
     goodput_per_s: float | None  # answers within all bounds
     first_token_histogram: str
     between_tokens_histogram: str
 
 
-class Repeat(Kept):
+class Repeat(StoredModel):
     number: int
     requests_per_s: float
     items_per_s: float
     answered: int
     latency_ms: dict[str, float]  # p50 … max
-    latency_histogram: str  # HdrHistogram's own form
+    latency_histogram: str  # in HdrHistogram's compressed form
     rejected: dict[str, int]
     is_steady: bool
-    windows_per_s: list[float]  # requests a second, window by window
+    windows_per_s: list[float]  # requests per second in each window
     measured_s: float
-    cpu_percent: dict[str, float]  # by role, of one core, over what was measured
-    memory_mib: dict[str, float]  # by role, the most
-    generator_cpu_share: float  # of the core that each of its processes has
-    samples: list[UsageSample]  # over the whole run, warm-up included
+    cpu_percent: dict[str, float]  # by role, in percent of one core, during the measured windows
+    memory_mib: dict[str, float]  # peak by role
+    generator_cpu_share: float  # CPU share of a process of the load generator; 1 is a whole core
+    samples: list[UsageSample]  # of the whole run, including warm-up
     generation: TextRepeat | None = None
 
 
-class CaseResult(Kept):
+class CaseResult(StoredModel):
     case: Case
     unit: str
-    not_run: str = ""  # why
+    not_run: str = ""  # the reason if the case cannot be measured
     accuracy: Accuracy | None = None
     repeats: list[Repeat] = Field(default_factory=list)
 
@@ -91,7 +94,7 @@ class CaseResult(Kept):
         return [repeat.generation for repeat in self.repeats if repeat.generation is not None]
 
     def text(self, of: Callable[[TextRepeat], float | None]) -> "Figure":
-        """What was not measured is not among its values."""
+        """Return a figure over the repeats in which the figure was measured."""
         return Figure([value for value in map(of, self.text_repeats) if value is not None])
 
     def first_token(self, name: str) -> "Figure":
@@ -99,7 +102,6 @@ class CaseResult(Kept):
 
     @property
     def first_tokens(self) -> Latencies:
-        """All repeats together."""
         return merge(Latencies.decode(each.first_token_histogram) for each in self.text_repeats)
 
     @property
@@ -119,7 +121,6 @@ class CaseResult(Kept):
 
     @property
     def latencies(self) -> Latencies:
-        """All repeats together."""
         return merge(Latencies.decode(repeat.latency_histogram) for repeat in self.repeats)
 
     @property
@@ -128,7 +129,7 @@ class CaseResult(Kept):
 
 
 class Figure:
-    """A value over repeats."""
+    """The values of one figure in several repeats, with their mean and spread."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.values = list(values)
@@ -139,11 +140,11 @@ class Figure:
 
     @property
     def spread(self) -> float | None:
-        """The furthest repeat's distance from the mean, as a share of it; one repeat does not tell."""
+        """The distance of the furthest repeat from the mean, divided by the mean; None for a single repeat."""
         return spread(self.values) if len(self.values) > 1 else None
 
 
-class Results(KeptFile):
+class Results(StoredFile):
     file_name = FILE
 
     format: Literal[1] = 1
@@ -165,6 +166,6 @@ def read_results(path: Path) -> Results:
     try:
         return Results.model_validate_json(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{file}: no results there: {error.strerror}", file=str(file)) from error
+        raise ConfigError(f"{file}: cannot read the results: {error.strerror}", file=str(file)) from error
     except (ValidationError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: these are not the results of an experiment", file=str(file)) from error
+        raise ConfigError(f"{file}: not the results of an experiment", file=str(file)) from error

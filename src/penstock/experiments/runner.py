@@ -1,26 +1,29 @@
-"""Runs an experiment: a server for each configuration, every case in turn, results kept after each and reported."""
+"""Run an experiment: start a server per configuration, measure every case, save results and write the report."""
 
 import fnmatch
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import yaml
+
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.experiments.accuracy import ServedAccuracy
-from penstock.experiments.case_run import CaseRun
+from penstock.experiments.case_run import CaseRun, ServedAccuracy
 from penstock.experiments.experiment import Case, Experiment, digest, expand
-from penstock.experiments.file import read_experiment
+from penstock.experiments.experiment_file import read_experiment
+from penstock.experiments.html_report import to_html
 from penstock.experiments.load.steady import NothingAnswered
-from penstock.experiments.processes import ServerFailed, ServerRun
-from penstock.experiments.report import to_html
+from penstock.experiments.processes import ExperimentServer, ServerFailed, ServerRun
 from penstock.experiments.results import FILE, PREVIOUS, CaseResult, Results, read_results
-from penstock.experiments.server import serving
 from penstock.experiments.table import to_markdown
 from penstock.experiments.variants import Variants
 from penstock.telemetry.machine import describe_machine
 
 REPORT = "report.html"
+PORTS = ("grpc_port", "http_port")
 QUICK = {"warm_up_s": 0.5, "window_s": 0.75, "most_windows": 4}
 
 
@@ -30,21 +33,22 @@ class RunOptions:
     repeats: int | None = None
     is_quick: bool = False
     msmarco: Path | None = None
-    resume: bool | None = None  # None: where the results there are of the same settings and machine
+    resume: bool | None = None  # None: resume if existing results have the same settings and machine
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Cases that are measured one after another on one server."""
+    """Cases that are measured one after another on the same server."""
 
     repeat: int
     cases: tuple[Case, ...]
 
 
 def plan_turns(results: Sequence[CaseResult], repeats: int) -> list[Turn]:
-    """What is left to do: repeat 1 of everything, then repeat 2; every other one backwards.
+    """Return the turns that are not measured yet: repeat 1 of all cases, then repeat 2, and so on.
 
-    So a slow minute of the machine hits all cases alike, and nobody always follows the same neighbour.
+    Every other repeat runs in reverse order, so that a slow minute of the machine affects all cases alike, and no case
+    always runs after the same case.
     """
     turns: list[Turn] = []
     for number in range(1, repeats + 1):
@@ -58,10 +62,10 @@ def plan_turns(results: Sequence[CaseResult], repeats: int) -> list[Turn]:
 
 
 class ExperimentRunner:
-    """`folder` is the experiment's own: results, and the servers' logs."""
+    """Runs one experiment. `folder` stores the results and the servers' logs."""
 
     def __init__(
-        self, experiment: Experiment, variants: Variants, folder: Path, options: RunOptions, tell: Callable[[str], None]
+        self, experiment: Experiment, variants: Variants, folder: Path, options: RunOptions, log: Callable[[str], None]
     ) -> None:
         part = experiment.experiment
         self._part = part.model_copy(update=QUICK) if options.is_quick else part
@@ -69,24 +73,24 @@ class ExperimentRunner:
         self._variants = variants
         self._folder = folder
         self._options = options
-        self._tell = tell
+        self._log = log
         self._accuracy = ServedAccuracy(variants)
 
     def run(self) -> Results:
-        """An interruption leaves what is measured in the folder, and no server behind."""
+        """Measure the remaining turns. After an interruption, the results so far are saved and no server is running."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        results = self._open()
-        wanted = self._wanted(results)
+        results = self._create_or_resume()
+        wanted = self._select_cases(results)
         repeats = self._options.repeats or self._part.repeats
         turns = plan_turns(wanted, repeats)
         left = sum(len(turn.cases) for turn in turns)
-        self._tell(f"{results.experiment}: {len(wanted)} cases, {repeats} repeats: {left} runs to measure")
+        self._log(f"{results.experiment}: {len(wanted)} cases, {repeats} repeats: {left} runs to measure")
         for number, turn in enumerate(turns, 1):
-            self._tell(f"server {number} of {len(turns)}: {turn.cases[0].variant}")
-            self._take(turn, results)
+            self._log(f"server {number} of {len(turns)}: {turn.cases[0].variant}")
+            self._run_turn(turn, results)
         return results
 
-    def _open(self) -> Results:
+    def _create_or_resume(self) -> Results:
         if self._options.msmarco and not self._options.msmarco.exists():
             raise ConfigError(f"--msmarco {self._options.msmarco}: no such file or folder")
         cases = expand(self._experiment, self._variants.engine_of, self._variants.data_of)
@@ -104,38 +108,38 @@ class ExperimentRunner:
             updated=now,
             cases=[CaseResult(case=case, unit=case.unit, not_run=self._variants.why_not(case) or "") for case in cases],
         )
-        results = self._resumed(results)
+        results = self._resume(results)
         results.save(self._folder)
         return results
 
-    def _resumed(self, new: Results) -> Results:
+    def _resume(self, new: Results) -> Results:
         file = self._folder / FILE
         if not file.is_file():
             return new
         if self._options.resume is not False:
             old = read_results(file)
-            reason = _difference(old, new)
+            reason = _explain_difference(old, new)
             if reason is None:
-                return _continued(old, new)
+                return _merge_previous(old, new)
             if self._options.resume:
                 raise ConfigError(f"{file}: cannot be resumed: {reason}; use --fresh to start over")
-            self._tell(f"starting over: {reason}; the results before are kept as {PREVIOUS}")
+            self._log(f"starting over: {reason}; the previous results are saved as {PREVIOUS}")
         file.replace(self._folder / PREVIOUS)
         return new
 
-    def _wanted(self, results: Results) -> list[CaseResult]:
+    def _select_cases(self, results: Results) -> list[CaseResult]:
         patterns = self._options.only
         if not patterns:
             return results.cases
         found = [result for result in results.cases if any(fnmatch.fnmatch(result.case.id, each) for each in patterns)]
         if not found:
             known = ", ".join(result.case.id for result in results.cases[:8])
-            raise ConfigError(f"--only {' '.join(patterns)}: no such case; there are {known} …")
+            raise ConfigError(f"--only {' '.join(patterns)}: no such case; cases are {known} …")
         return found
 
-    def _take(self, turn: Turn, results: Results) -> None:
+    def _run_turn(self, turn: Turn, results: Results) -> None:
         found = [results.result(case.id) for case in turn.cases]
-        cases = [result for result in found if not result.not_run]  # what failed once is not tried again
+        cases = [result for result in found if not result.not_run]  # a case that failed is not tried again
         if not cases:
             return
         try:
@@ -149,7 +153,7 @@ class ExperimentRunner:
         except (ServerFailed, PenstockError) as error:
             for result in cases:
                 if not result.has(turn.repeat):
-                    self._give_up(result, str(error))
+                    self._mark_as_not_run(result, str(error))
             self._save(results)
 
     def _measure(self, run: CaseRun, result: CaseResult, number: int) -> None:
@@ -157,21 +161,21 @@ class ExperimentRunner:
         try:
             found = run.measure(case, number)
         except (NothingAnswered, PenstockError) as error:
-            self._give_up(result, str(error))
+            self._mark_as_not_run(result, str(error))
             return
         result.repeats.append(found)
         p99 = found.latency_ms["p99"]
         steady = "" if found.is_steady else ", not steady"
         tokens = f", {found.generation.tokens_per_s:.1f} tokens/s" if found.generation is not None else ""
-        self._tell(f"  {case.id} #{number}: {found.requests_per_s:.1f} requests/s{tokens}, p99 {p99:.1f} ms{steady}")
+        self._log(f"  {case.id} #{number}: {found.requests_per_s:.1f} requests/s{tokens}, p99 {p99:.1f} ms{steady}")
 
-    def _give_up(self, result: CaseResult, reason: str) -> None:
-        """The rest of the experiment goes on."""
+    def _mark_as_not_run(self, result: CaseResult, reason: str) -> None:
+        """Mark a case as not run, and log the reason; the other cases continue."""
         result.not_run = reason
-        self._tell(f"  {result.case.id}: not run: {reason}")
+        self._log(f"  {result.case.id}: not run: {reason}")
 
     def _check_answers(self, server: ServerRun, cases: Sequence[CaseResult], results: Results) -> None:
-        """Once for each server configuration."""
+        """Measure the accuracy of the served answers, once per server configuration."""
         if all(result.accuracy for result in cases):
             return
         case = cases[0].case
@@ -185,18 +189,33 @@ class ExperimentRunner:
         results.save(self._folder)
 
 
-def _difference(old: Results, new: Results) -> str | None:
+@contextmanager
+def serving(case: Case, variants: Variants, folder: Path) -> Iterator[ServerRun]:
+    """Run the server of a case. `folder` is cleared, and then contains the server's models, settings and log."""
+    shutil.rmtree(folder, ignore_errors=True)
+    models = variants.build_repository(case, folder / "models")
+    config = folder / "server.yaml"
+    config.write_text(yaml.safe_dump({key: value for key, value in case.server.items() if key not in PORTS}))
+    flags = ["--config", str(config)]
+    for key in PORTS:
+        if case.server[key]:
+            flags += [f"--{key.replace('_', '-')}", str(case.server[key])]
+    with ExperimentServer(models, folder, case.server["workers"], *flags) as server:
+        yield server
+
+
+def _explain_difference(old: Results, new: Results) -> str | None:
     if old.settings_hash != new.settings_hash:
         changed = sorted(key for key in new.settings if new.settings[key] != old.settings.get(key))
-        return f"its settings are others ({', '.join(changed)})"
+        return f"the settings changed ({', '.join(changed)})"
     if old.machine != new.machine:
         keys = sorted(key for key in {*old.machine, *new.machine} if old.machine.get(key) != new.machine.get(key))
-        return f"the machine is another ({', '.join(keys)})"
+        return f"the machine changed ({', '.join(keys)})"
     return None
 
 
-def _continued(old: Results, new: Results) -> Results:
-    """What was measured stays; what could not run is asked again."""
+def _merge_previous(old: Results, new: Results) -> Results:
+    """Return `new` with the measured repeats of `old`; cases that could not run are tried again."""
     measured = {result.case.id: result for result in old.cases}
     for result in new.cases:
         before = measured[result.case.id]
@@ -206,18 +225,18 @@ def _continued(old: Results, new: Results) -> Results:
 
 
 def run_experiment(
-    file: Path, out: Path, variants: Variants, options: RunOptions, tell: Callable[[str], None]
+    file: Path, out: Path, variants: Variants, options: RunOptions, log: Callable[[str], None]
 ) -> tuple[Results, Path]:
-    """Returns the results and the folder that has them, in `out`."""
+    """Run an experiment; return the results, and the folder inside `out` that contains the results."""
     experiment = read_experiment(file)
-    # Short windows beside the long ones: a trial must not displace results to believe.
+    # A quick run has a folder of its own, so that it does not replace reliable results.
     folder = out / (f"{experiment.name}-quick" if options.is_quick else experiment.name)
     try:
-        results = ExperimentRunner(experiment, variants, folder, options, tell).run()
+        results = ExperimentRunner(experiment, variants, folder, options, log).run()
     except KeyboardInterrupt:
         if (folder / FILE).is_file():
             _write_reports(read_results(folder), folder)
-            tell(f"interrupted: what was measured is in {folder}; the same command goes on from there")
+            log(f"interrupted: the results so far are in {folder}; run the same command again to continue")
         raise
     _write_reports(results, folder)
     return results, folder

@@ -1,4 +1,4 @@
-"""CPU and memory of a server's processes over time, sampled beside a load."""
+"""Sample the CPU and memory of a server's processes during a load."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 
 
 class UsageSample(NamedTuple):
-    """CPU is in percent of one core since the sample before; memory is resident, in MiB."""
+    """One sample: CPU in percent of one core since the previous sample, and resident memory in MiB."""
 
     at_s: float
     gateway_cpu: float
@@ -24,7 +24,7 @@ class UsageSample(NamedTuple):
 
 
 class Sampler:
-    """Use it as a context around a load; its time starts there."""
+    """A context manager that samples usage while the `with` block runs; sample times count from the block's start."""
 
     def __init__(self, pid: int) -> None:
         self.samples: list[UsageSample] = []
@@ -43,7 +43,7 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        with suppress(psutil.NoSuchProcess):  # the server is gone: the load will say so
+        with suppress(psutil.NoSuchProcess):  # the server has ended; the load reports it
             before, moment = usage(self._main), time.monotonic()
             while not self._over.wait(PERIOD_S):
                 found, now = usage(self._main), time.monotonic()
@@ -55,7 +55,7 @@ class Sampler:
 
 
 def usage(main: psutil.Process) -> dict[str, tuple[float, int]]:
-    """A server's CPU seconds so far and its resident bytes, by role."""
+    """Return a server's CPU seconds so far and resident bytes by role."""
     sums = dict.fromkeys(ROLES, (0.0, 0))
     for process in (main, *main.children(recursive=True)):
         role = "worker" if process != main and "gateway" not in process.cmdline() else "gateway"

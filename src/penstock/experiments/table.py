@@ -1,23 +1,23 @@
-"""The table of an experiment's results, as cells and as Markdown."""
+"""Format an experiment's results as table cells and as Markdown."""
 
 from collections.abc import Callable, Sequence
 from math import isnan
 
-from penstock.experiments.load.process import sum_refusals
+from penstock.experiments.load.load_process import sum_refusals
 from penstock.experiments.load.steady import count_refusals
 from penstock.experiments.results import PERCENTILES, CaseResult, Figure, Results, TextRepeat
 
 TEXT_PERCENTILES = ("p50", "p90", "p99")
 NOISE_RULE = (
-    "± is the distance of the furthest repeat from the mean of the repeats. A case is steady when three windows in a "
-    "row agreed within 10% in every repeat. CPU is the server's, in percent of one core; memory is what it had "
-    "resident at most. Accuracy is against FP32: the mean, and the lowest of the samples. p99.9 of fewer than 1,000 "
-    "answers is their slowest."
+    "± is the distance of the furthest repeat from the mean of the repeats. A case is steady if three windows in a "
+    "row agreed within 10% in every repeat. CPU is the server's, in percent of one core; memory is the server's peak "
+    "resident memory. Accuracy is compared with FP32: the mean and the lowest sample. With fewer than 1,000 answers, "
+    "p99.9 is the slowest answer."
 )
 
 
 def columns(results: Results) -> "Sequence[Column]":
-    """Those of generated text where there is some."""
+    """Return the table's columns, including the columns of generated text if a case has text."""
     return (*COLUMNS, *TEXT_COLUMNS) if any(result.text_repeats for result in results.cases) else COLUMNS
 
 
@@ -38,7 +38,7 @@ def accuracy(result: CaseResult) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits are what such a measurement has."""
+    """Format a value with about three significant digits, which is the precision of the measurements."""
     if isnan(value):
         return "–"
     if abs(value) >= 100:
@@ -50,7 +50,7 @@ def share(figure: Figure) -> str:
     return "–" if figure.spread is None else f"±{figure.spread:.0%}"
 
 
-def _mean(of: Callable[[CaseResult, str], Figure], name: str) -> Callable[[CaseResult], str]:
+def _format_mean(of: Callable[[CaseResult, str], Figure], name: str) -> Callable[[CaseResult], str]:
     return lambda result: number(of(result, name).mean)
 
 
@@ -62,7 +62,7 @@ COLUMNS: Sequence[Column] = (
     ("requests/s", lambda result: number(result.rps.mean)),
     ("{unit}/s", lambda result: number(result.items_per_s.mean)),
     ("±", lambda result: share(result.items_per_s)),
-    *((f"{name} ms", _mean(CaseResult.latency, name)) for name in PERCENTILES),
+    *((f"{name} ms", _format_mean(CaseResult.latency, name)) for name in PERCENTILES),
     ("p99 ±", lambda result: share(result.latency("p99"))),
     ("steady", lambda result: "yes" if result.is_steady else "no"),
     ("accuracy", accuracy),
@@ -73,14 +73,14 @@ COLUMNS: Sequence[Column] = (
 )
 
 
-def _each(repeat: TextRepeat) -> float | None:
+def _read_median_rate(repeat: TextRepeat) -> float | None:
     return (repeat.request_tokens_per_s or {}).get("p50")
 
 
 TEXT_COLUMNS: Sequence[Column] = (
-    *((f"first token {name} ms", _mean(CaseResult.first_token, name)) for name in TEXT_PERCENTILES),
-    *((f"between tokens {name} ms", _mean(CaseResult.between_tokens, name)) for name in TEXT_PERCENTILES),
-    ("tokens/s each", lambda result: number(result.text(_each).mean)),
+    *((f"first token {name} ms", _format_mean(CaseResult.first_token, name)) for name in TEXT_PERCENTILES),
+    *((f"between tokens {name} ms", _format_mean(CaseResult.between_tokens, name)) for name in TEXT_PERCENTILES),
+    ("tokens/s each", lambda result: number(result.text(_read_median_rate).mean)),
     ("prompt tokens", lambda result: number(result.text(lambda repeat: repeat.prompt_tokens_mean).mean)),
     ("answer tokens", lambda result: number(result.text(lambda repeat: repeat.output_tokens_mean).mean)),
     ("goodput/s", lambda result: number(result.text(lambda repeat: repeat.goodput_per_s).mean)),
@@ -92,7 +92,7 @@ def measured(results: Results) -> list[CaseResult]:
 
 
 def not_run(results: Results) -> list[tuple[str, str, str]]:
-    """Variants, their loads, and why; a case that is still to come says so."""
+    """Return the variant, the loads and the reason of every case without results."""
     found: dict[tuple[str, str], list[str]] = {}
     for result in results.cases:
         if result.not_run or not result.repeats:
@@ -103,12 +103,12 @@ def not_run(results: Results) -> list[tuple[str, str, str]]:
 
 
 def notes(result: CaseResult) -> list[str]:
-    """What a reader must know beside the figures."""
+    """Return warnings about a case's figures."""
     found = []
     if rejected := sum_refusals(repeat.rejected for repeat in result.repeats):
         found.append(f"not served: {count_refusals(rejected)}")
     if any(repeat.generator_cpu_share > 0.8 for repeat in result.repeats):
-        found.append("the load generator was busy itself: more `experiment.generators` may show more")
+        found.append("the load generator ran out of CPU: raise `experiment.generators`")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The model of a case, ready to be served: its file in the asked precision and its model.yaml."""
+"""Prepare the model of a case for serving: the model's file in the requested precision, and model.yaml."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,32 +10,32 @@ from pydantic import ValidationError
 
 from penstock.core.error_text import first_problem
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import laid_over
+from penstock.core.yaml_file import overlay
 from penstock.engines.availability import why_not, why_not_file
-from penstock.engines.onnx import variants as onnx_variants
-from penstock.engines.onnx.variants import weight_files
-from penstock.engines.openvino import variants as openvino_variants
-from penstock.experiments.experiment import PROMPTS, Case
+from penstock.engines.onnx import onnx_variants
+from penstock.engines.onnx.onnx_variants import weight_files
+from penstock.engines.openvino import openvino_variants
+from penstock.experiments.experiment import Case
+from penstock.models.convert.calibration_samples import collect
 from penstock.models.convert.methods import CONVERTED, Converter, method_of
 from penstock.models.convert.methods import why_not as why_not_converted
 from penstock.models.convert.publish import OWN, original_of
-from penstock.models.convert.samples import collect
 from penstock.models.engine_choice.candidates import choose_by_features
 from penstock.models.folder import ModelFolder, read_model_folder
 from penstock.models.loading import ModelFile, load_model
+from penstock.models.model_yaml import ModelSettings
 from penstock.models.samples.noop import NOOP, write_noop
-from penstock.models.settings import ModelSettings
+from penstock.tasks.built_in import describe_task
 
 RECIPES = {
     "onnx": onnx_variants.RECIPE,
     "openvino": openvino_variants.RECIPE,
     "tensorrt": onnx_variants.RECIPE,
 }
-FITTING_DATA = {"embed": "pairs", "upscale": "photos", "generate": PROMPTS}
 
 
 class Variants:
-    """Over a model repository. Converted files are kept in `cache`, by what they were made of."""
+    """Converts the models of a repository to variants. Stores converted files in `cache` by the source's digest."""
 
     def __init__(self, models: Path, cache: Path) -> None:
         self._models = models
@@ -47,17 +47,17 @@ class Variants:
         if model == NOOP and not path.exists():
             path = write_noop(self._cache / NOOP)
         if not (path / "model.yaml").is_file():
-            raise ConfigError(f"{path}: no such model; say where your repository is with --models")
+            raise ConfigError(f"{path}: no such model; give the model repository with --models")
         return read_model_folder(path)
 
     def engine_of(self, model: str) -> str:
         return choose_by_features(self.folder(model).settings).settings.engine
 
     def data_of(self, model: str) -> str:
-        return FITTING_DATA.get(self.folder(model).settings.task, "noop")
+        return describe_task(self.folder(model).settings.task).experiment_data
 
     def version_of(self, model: str) -> str:
-        """The newest; where that was made of another by quantizing, the other: cases convert it themselves."""
+        """Return the newest version, or its original if quantized, because cases convert models themselves."""
         folder = self.folder(model)
         return original_of(folder.path, folder.versions[-1])
 
@@ -65,7 +65,7 @@ class Variants:
         return self.folder(model).file(self.version_of(model))
 
     def original(self, model: str) -> ModelFile:
-        """The model in FP32 on this machine's CPU, to be loaded in this process."""
+        """Return the model's original file with settings for FP32 on the CPU."""
         file = self.file(model)
         settings = self.folder(model).settings_of(file.parent.name)
         instances = settings.instances.model_copy(update={"device": "cpu"})
@@ -74,7 +74,7 @@ class Variants:
         return ModelFile(file, file.parent, settings.model_copy(update=changes))
 
     def digest(self, model: str) -> str:
-        """Covers all files of the version, its tokenizer too: calibration texts go through it."""
+        """Return a digest of all files of the version, including the tokenizer, which affects calibration."""
         if model not in self._digests:
             total = hashlib.sha256()
             for file in sorted(self.file(model).parent.iterdir()):
@@ -85,13 +85,13 @@ class Variants:
         return self._digests[model]
 
     def why_not(self, case: Case) -> str | None:
-        """Why this machine cannot run the case; None where it can."""
+        """Return why this machine cannot run the case, or None if the machine can."""
         reason = why_not_file(case.engine, self.file(case.model)) or why_not(case.engine, case.device, case.precision)
         if reason:
             return reason
         if case.is_text and case.batch_size != 1:
-            return "a request has one prompt: say batch_sizes: [1]"
-        if _is_converted(case.engine, case.precision):
+            return "a request has exactly one prompt: set batch_sizes: [1]"
+        if _needs_conversion(case.engine, case.precision):
             method = method_of(case.engine, case.precision)
             settings = self.folder(case.model).settings_of(self.version_of(case.model))
             if reason := why_not_converted(method, self.file(case.model), settings):
@@ -99,26 +99,26 @@ class Variants:
         return settings_problem(self.settings(case))
 
     def settings(self, case: Case) -> dict[str, Any]:
-        """The case's model.yaml: the model's own with what the case says laid over it."""
+        """Return the case's model.yaml: the model's settings, overridden by the settings of the case."""
         own = yaml.safe_load((self.folder(case.model).path / "model.yaml").read_text()) or {}
         source = self.file(case.model)
         file = {"engine": case.engine, "precision": case.precision, "file": source.name}
-        if _is_converted(case.engine, case.precision):
+        if _needs_conversion(case.engine, case.precision):
             method = method_of(case.engine, case.precision)
             file = method.settings(method.file_name(source))
         instances = {"count": case.instances, "threads": case.threads, "device": case.device}
         given = {key: value for key, value in instances.items() if value is not None}
         laid = {**file, "versions": "latest", "batching": case.batching, "instances": given}
-        return laid_over(own, {**laid, "residence": {"load": "eager"}})  # a load is no part of what is measured
+        return overlay(own, {**laid, "residence": {"load": "eager"}})  # loading is not measured
 
     def build_repository(self, case: Case, target: Path) -> Path:
         made = self.in_precision(case.model, case.engine, case.precision)
         return write_repository(target, case.model, self.file(case.model), made, self.settings(case))
 
     def in_precision(self, model: str, engine: str, precision: str) -> Path:
-        """The model's file for an engine; what must be converted for it is made once."""
+        """Return the model's file for an engine and precision; convert the model on the first call."""
         source = self.file(model)
-        if not _is_converted(engine, precision):
+        if not _needs_conversion(engine, precision):
             return source
         method = method_of(engine, precision)
         folder = self._cache / f"{self.digest(model)[:16]}-{engine}-{precision}-{RECIPES[engine]}"
@@ -131,13 +131,13 @@ class Variants:
         return target
 
 
-def _is_converted(engine: str, precision: str) -> bool:
-    """Whether the engine needs a file of its own for it; PyTorch converts as it loads."""
+def _needs_conversion(engine: str, precision: str) -> bool:
+    """Return True if the precision needs a converted file. PyTorch needs no file, because it converts while loading."""
     return engine in RECIPES and precision in CONVERTED
 
 
 def settings_problem(given: Mapping[str, Any]) -> str | None:
-    """What is wrong with a model.yaml; None: nothing."""
+    """Return the first problem of a model.yaml, or None if it is valid."""
     try:
         ModelSettings.model_validate(given)
     except ValidationError as error:
@@ -146,7 +146,7 @@ def settings_problem(given: Mapping[str, Any]) -> str | None:
 
 
 def write_repository(target: Path, model: str, source: Path, file: Path, settings: Mapping[str, Any]) -> Path:
-    """With this model alone: what is beside its `source`, and `file` in its place; linked, not copied."""
+    """Create a repository with one model: links to `file` instead of `source`, and to the files beside `source`."""
     version = target / model / "1"
     version.mkdir(parents=True)
     weights = weight_files(file) if file != source else []

@@ -1,1 +1,1 @@
-"""The protocol edges: each turns its message into one internal request and back."""
+"""The inference protocols: each converts its messages to the internal request, and the response back."""

@@ -1,26 +1,28 @@
-"""What the edges tell of the server beside inference: metadata, readiness, statistics, the repository."""
+"""Answers to requests other than inference, for all protocols: metadata, readiness, statistics, routing, repository."""
 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Protocol
 
 from penstock.core.blocks import SERVABLE, BlockDescription, Control
-from penstock.core.cluster.devices import gather
+from penstock.core.cluster.devices import merge_devices
+from penstock.core.config import SERVER_NAME
 from penstock.core.error_text import for_clients
-from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
+from penstock.core.errors import InvalidRequest, ModelNotReady, OtherCluster, UnknownModel
 from penstock.core.principals import Principal
 from penstock.core.settings import GENERATE, Routing
 from penstock.core.statistics import BlockStatistics
-from penstock.gateway.grpc.choice import GrpcChoice
+from penstock.features.live.live_view import BlockInfo, ServerInfo, WorkerInfo
+from penstock.gateway.native_grpc.server_choice import GrpcChoice
 from penstock.router.dispatcher import Dispatcher
 from penstock.router.lanes.lane import Member
 from penstock.serving.admission import Admission
 from penstock.serving.readiness import Readiness
 from penstock.serving.resolve import Resolver
-from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
+from penstock.telemetry.background import failing_loop
 
-SERVER_NAME = "penstock"
 EXTENSIONS = (
     "binary_tensor_data",
     "generate",
@@ -33,54 +35,70 @@ EXTENSIONS = (
     "statistics",
     "system_shared_memory",
 )
-LOOK_S = 0.02
-SEEN_S = 2.0
+POLL_S = 0.02
+CHANGE_S = 2.0  # for a change by the manager to arrive here
+
+
+class OtherClusters(Protocol):
+    """Finds blocks of other clusters that a directory lists."""
+
+    def refusal(self, block_id: str, principal: Principal) -> OtherCluster | None:
+        """Return the error for a request that names a block of another cluster, or None if no cluster has the block."""
 
 
 class Catalogue:
     def __init__(
-        self, admission: Admission, resolver: Resolver, dispatcher: Dispatcher, control: Control | None
+        self,
+        admission: Admission,
+        resolver: Resolver,
+        dispatcher: Dispatcher,
+        control: Control | None,
+        others: OtherClusters | None = None,
     ) -> None:
+        """Create the catalogue. Without `others`, this server uses no directory of other clusters."""
         self.resolver = resolver
+        self._others = others
         self._control = control
         self._admission = admission
         self._dispatcher = dispatcher
         self._readiness = Readiness()
-        self.grpc_server = GrpcChoice("", "")  # of the clients' door
+        # Set once the endpoint for clients is open.
+        self.grpc_server = GrpcChoice("", "")
+        self.grpc_port = 0
 
     @property
     def server_version(self) -> str:
         return version("penstock-serve")
 
-    def look(self, now: float) -> None:
-        """Sees which blocks are stuck: call it some times a second."""
+    def find_stuck_blocks(self, now: float) -> None:
+        """Probe blocks that may be stuck. Call this several times per second."""
         resident = {block_id for worker in self._dispatcher.workers() for block_id in worker.resident()}
         activities = self._dispatcher.activities()
         seen = {block_id: activities[block_id] for block_id in resident & activities.keys()}
-        for block_id in self._readiness.look(seen, now):
+        for block_id in self._readiness.update(seen, now):
             self._dispatcher.probe(block_id)
 
     def unreadiness(self) -> str:
-        """Why no requests should be sent here; empty: they should."""
+        """Return why the server is not ready, or an empty string."""
         if self._admission.is_draining:
             return "it is shutting down"
-        if not self.resolver.has_heard:
-            return "it does not know yet what there is to serve"
-        return self._readiness.problem(self.resolver.views(), self.resolver.held)
+        if not self.resolver.has_cluster_state:
+            return "it has not received its models from the manager yet"
+        return self._readiness.problem(self.resolver.views(), self.resolver.held) or failing_loop()
 
     def is_server_ready(self) -> bool:
         return not self.unreadiness()
 
     def is_model_ready(self, model: str, version: str, principal: Principal) -> bool:
-        """Raises for a model that does not exist."""
+        """Return whether the model is ready; raise UnknownModel if it does not exist."""
         if self.resolver.is_ready(model, version):
             return not self._readiness.is_stuck(self.resolver.resolve(model, version, principal).block_id)
         if not any(view.model == model and version in ("", view.version) for view in self.resolver.views(principal)):
             self.resolver.resolve(model, version, principal)
         return False
 
-    def described(self, model: str, version: str, principal: Principal) -> BlockDescription:
-        """A block with its inputs and outputs; one that no worker has had in memory is told to load and refused."""
+    def described_block(self, model: str, version: str, principal: Principal) -> BlockDescription:
+        """Return a block with its inputs and outputs. If it was never loaded, start loading and raise ModelNotReady."""
         block = self.resolver.resolve(model, version, principal)
         if not block.is_described:
             self._dispatcher.wake(block.block_id)
@@ -88,21 +106,26 @@ class Catalogue:
         return block
 
     async def block(self, model: str, version: str, principal: Principal) -> BlockDescription:
-        """A block with its inputs and outputs; waits while one that no worker has had in memory is loaded."""
-        block = self.resolver.resolve(model, version, principal)
+        """Return a block with its inputs and outputs. If it was never loaded, wait until it is loaded."""
+        try:
+            block = self.resolver.resolve(model, version, principal)
+        except UnknownModel:
+            if self._others is not None and (refusal := self._others.refusal(model, principal)) is not None:
+                raise refusal from None
+            raise
         if block.is_described:
             return block
         self._dispatcher.wake(block.block_id)
         end = asyncio.get_running_loop().time() + block.settings.residence.max_waiting_s
         while asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             block = self.resolver.resolve(model, version, principal)
             if block.is_described:
                 return block
         raise ModelNotReady(f"model '{model}' was not loaded within residence.max_waiting_s; try again")
 
     async def statistics(self, model: str, version: str, principal: Principal) -> list[BlockStatistics]:
-        """The statistics of one model, or of all where no name is given."""
+        """Return the statistics of one model, or of all models for an empty name."""
         if model:
             self.resolver.resolve(model, version, principal)
         return [
@@ -110,11 +133,11 @@ class Catalogue:
             for found in await self._dispatcher.statistics()
             if model in ("", found.model)
             and version in ("", found.version)
-            and principal.may_ask(found.model, found.block_id)
+            and principal.may_use(found.model, found.block_id)
         ]
 
-    async def generation(self) -> dict[str, dict[str, int]]:
-        """How the engines of blocks that generate text stand, by block; asked from the workers where there are any."""
+    async def generation_counts(self) -> dict[str, dict[str, int]]:
+        """Return the counts of generating engines by block. The workers are asked only if a block generates text."""
         if not any(block.settings.task == GENERATE for block in self.resolver.blocks()):
             return {}
         found = await self._dispatcher.statistics()
@@ -124,60 +147,62 @@ class Catalogue:
 
     async def load(self, model: str, principal: Principal) -> None:
         self._check_change(model, principal)
-        await self._changes().load(model, principal.name)
-        await self._see(model, is_ready=True)
+        await self._require_control().load(model, principal.name)
+        await self._wait_until(model, is_ready=True)
 
     async def unload(self, model: str, principal: Principal) -> None:
         self._check_change(model, principal)
-        await self._changes().unload(model, principal.name)
-        await self._see(model, is_ready=False)
+        await self._require_control().unload(model, principal.name)
+        await self._wait_until(model, is_ready=False)
 
-    async def _see(self, model: str, is_ready: bool) -> None:
-        """What the manager has done shows here a moment later, and who asked for it may look at once."""
-        end = asyncio.get_running_loop().time() + SEEN_S
+    async def _wait_until(self, model: str, is_ready: bool) -> None:
+        """Wait until this gateway lists the model as ready or not, because the caller may check the state at once."""
+        end = asyncio.get_running_loop().time() + CHANGE_S
         while asyncio.get_running_loop().time() < end:
-            if self._is_shown_ready(model) == is_ready:
+            if self._is_listed_ready(model) == is_ready:
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
-    def _is_shown_ready(self, model: str) -> bool:
+    def _is_listed_ready(self, model: str) -> bool:
         is_servable = any(view.model == model and view.state in SERVABLE for view in self.resolver.views())
         return is_servable and self.resolver.is_ready(model)
 
-    def _changes(self) -> Control:
+    def _require_control(self) -> Control:
         if self._control is None:
-            raise InvalidRequest("this is a worker's own door, for inference: ask a gateway")
+            raise InvalidRequest("this is a worker's direct endpoint, which serves inference only: use a gateway")
         return self._control
 
     def _check_change(self, model: str, principal: Principal) -> None:
-        """What it may not ask is to it as if it were not there."""
+        """Raise UnknownModel if the caller may not change the model, as if the model did not exist."""
         if not self.resolver.may_change(principal, model):
             raise UnknownModel(f"the repository has no model '{model}'")
 
     # --- routing
 
     def routing(self, model: str, principal: Principal, key: str = "") -> dict[str, object]:
-        """How requests find their worker, how the workers stand, and which one a key belongs to."""
+        """Return a model's routing, the state of its workers, and the worker of `key`."""
         blocks = [block for block in self.resolver.blocks(principal) if block.model == model]
         if not blocks:
-            self.resolver.resolve(model, "", principal)  # raises what is the matter
+            self.resolver.resolve(model, "", principal)  # raises UnknownModel or another error
         routing = self._dispatcher.routing(blocks[-1])
         if key and routing.policy != "hash":
-            raise InvalidRequest(f"model '{model}' is routed by {routing.policy}: only 'hash' gives a key its worker")
+            raise InvalidRequest(
+                f"model '{model}' has the routing policy '{routing.policy}': 'key' is only for the policy 'hash'"
+            )
         return {
             "model": model,
             "routing": routing.model_dump(),
             "is_override": routing != blocks[-1].settings.routing,
-            "blocks": [self._block_routing(block, key) for block in blocks],
+            "blocks": [self._describe_routing(block, key) for block in blocks],
         }
 
-    def _block_routing(self, block: BlockDescription, key: str) -> dict[str, object]:
+    def _describe_routing(self, block: BlockDescription, key: str) -> dict[str, object]:
         found: dict[str, object] = {
             "block_id": block.block_id,
             "version": block.version,
             "workers": [
-                {name: value for name, value in asdict(standing).items() if name != "worker"}  # its lane's name for it
-                for standing in self._dispatcher.standing(block.block_id)
+                {name: value for name, value in asdict(slot).items() if name != "worker"}  # the lane's internal name
+                for slot in self._dispatcher.slot_states(block.block_id)
             ],
         }
         if key:
@@ -186,30 +211,30 @@ class Catalogue:
         return found
 
     async def set_routing(self, model: str, routing: Routing | None, principal: Principal) -> None:
-        """Routes a model's requests so on every gateway and over restarts; None: as its model.yaml says."""
+        """Override a model's routing on every gateway; None removes the override."""
         is_known = any(view.model == model for view in self.resolver.views())
         if not is_known or not self.resolver.may_change(principal, model):
             raise UnknownModel(f"unknown model '{model}'")
         given = "" if routing is None else routing.model_dump_json()
-        await self._changes().set_routing(model, given, principal.name)
+        await self._require_control().set_routing(model, given, principal.name)
 
-    def standing(self) -> Standing:
-        """What runs, and where."""
+    def server_info(self) -> ServerInfo:
+        """Return the server's blocks, workers and devices."""
         max_rows = {
             block.block_id: block.settings.batching.max_rows for block in self.resolver.blocks() if block.max_batch_size
         }
         workers = list(self._dispatcher.workers())
-        return Standing(
+        return ServerInfo(
             server=SERVER_NAME,
             version=self.server_version,
             ready=self.is_server_ready(),
             draining=self._admission.is_draining,
             blocks=[
-                BlockStanding(v.block_id, v.model, v.version, v.state, for_clients(v.reason), max_rows.get(v.block_id))
+                BlockInfo(v.block_id, v.model, v.version, v.state, for_clients(v.reason), max_rows.get(v.block_id))
                 for v in self.resolver.views()
             ],
             workers=[
-                WorkerStanding(
+                WorkerInfo(
                     w.worker_id,
                     w.pid,
                     w.jobs,
@@ -221,18 +246,18 @@ class Catalogue:
                 )
                 for w in workers
             ],
-            devices=gather((w.worker_id, device) for w in workers for device in w.devices),
+            devices=merge_devices((w.worker_id, device) for w in workers for device in w.devices),
         )
 
     def status(self) -> dict[str, object]:
-        """What runs, where, and how much waits, for people to read."""
-        shown = asdict(self.standing())
+        """Return the server's blocks, workers, devices and queues, for people to read."""
+        found = asdict(self.server_info())
         described = {block.block_id: block for block in self.resolver.blocks() if block.is_described}
-        for block in shown["blocks"]:
-            del block["max_rows"]  # its configuration shows it
-            block |= running(described.get(block["block_id"]), self._dispatcher.workers())
+        for block in found["blocks"]:
+            del block["max_rows"]  # the model's configuration has it
+            block |= run_details(described.get(block["block_id"]), self._dispatcher.workers())
         return {
-            **shown,
+            **found,
             "grpc_server": self.grpc_server._asdict(),
             "inflight_requests": self._admission.inflight_requests,
             "inflight_bytes": self._admission.inflight_bytes,
@@ -243,20 +268,20 @@ class Catalogue:
         }
 
 
-def running(block: BlockDescription | None, workers: Iterable[Member]) -> dict[str, str]:
-    """What runs a block that was loaded, and how it came to that; nothing where none was."""
+def run_details(block: BlockDescription | None, workers: Iterable[Member]) -> dict[str, str]:
+    """Return the platform, precision, device and notes of a block; an empty dict if the block was never loaded."""
     if block is None:
         return {}
-    # Machines of different kinds may run it in different ways: of each way, one worker stands for all.
-    ways: dict[tuple[str, str, str], str] = {}
+    # Different machines may run the block in different variants; list one worker for each.
+    variants: dict[tuple[str, str, str], str] = {}
     for worker in workers:
         each = worker.blocks.get(block.block_id)
         if each is not None and each.is_described:
-            way = (each.platform, each.precision, each.device)
-            ways.setdefault(way, f"{' '.join(way)} on {worker.worker_id}{each.note and f': {each.note}'}")
+            variant = (each.platform, each.precision, each.device)
+            variants.setdefault(variant, f"{' '.join(variant)} on {worker.worker_id}{each.note and f': {each.note}'}")
     return {
         "platform": block.platform,
         "precision": block.precision,
         "device": block.device,
-        "note": for_clients("; ".join(ways.values()) if len(ways) > 1 else block.note),
+        "note": for_clients("; ".join(variants.values()) if len(variants) > 1 else block.note),
     }

@@ -1,1 +1,1 @@
-"""The control plane of one cluster: models, blocks, workers, their health."""
+"""The control plane of one cluster: models, blocks, workers and their health."""

@@ -1,4 +1,4 @@
-"""A block as the manager has it: what is wanted of it, and how far each worker is with it. Decides; never acts."""
+"""A deployed block in the manager: the block's record, role and state on each worker. Pure: no I/O."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from penstock.manager.placing.sites import BlockDemand
 
 LOADING, READY, FAILED = BlockState.LOADING, BlockState.READY, BlockState.FAILED
 UNLOADED, DORMANT = BlockState.UNLOADED, BlockState.DORMANT
-# Workers that may end while they load a version that another stands in for, before it is given up.
+# A new version is given up after this number of worker processes have died while loading it.
 MAX_LOSSES = 2
-LOST = "worker processes ended while they loaded it; see the log, and load it again"
+LOST_REASON = f"{MAX_LOSSES} worker processes died while loading the version; see their logs, then load the model again"
 
 
 class Role(Enum):
-    CHOSEN = "chosen"  # by the newest deployment of its model
-    STANDS_IN = "stands in"  # until the chosen ones are ready
+    CHOSEN = "chosen"  # by the newest deployment of the model
+    STAND_IN = "stand-in"  # serves until the chosen blocks are ready
     WITHDRAWN = "withdrawn"
 
 
@@ -25,8 +25,8 @@ class WorkerState(NamedTuple):
     state: BlockState  # of the newest revision
     reason: str
     revision: int
-    is_serving: bool = False  # that revision, or an earlier one
-    is_new: bool = False  # it was assigned so
+    is_serving: bool = False  # this revision or an earlier one
+    is_new: bool = False  # the block was assigned as a new block
 
     @property
     def may_serve(self) -> bool:
@@ -39,21 +39,21 @@ class DeployedBlock:
     record: BlockRecord
     revision: int
     role: Role = Role.WITHDRAWN
-    is_new: bool = False  # others of its model serve: it is not asked before every worker has it
-    replaces: tuple[str, ...] = ()  # those of them that go then
-    is_taken_up: bool = False  # it was there to be asked, in memory or dormant, and no longer as a new one
-    has_served: bool = False  # it was in some worker's memory since it was deployed
-    is_shown: bool = False  # it was wanted in this life of the manager, or its model was unloaded
-    is_deleted: bool = False  # it goes when nobody holds it
-    losses: int = 0  # workers that ended while they loaded it
+    is_new: bool = False  # other blocks of the model serve until every worker has loaded this block
+    replaces: tuple[str, ...] = ()  # the stand-ins that are withdrawn when every worker has loaded this block
+    is_in_service: bool = False  # has accepted requests, in memory or dormant, and is not new any more
+    has_served: bool = False  # has been in the memory of a worker since the deployment
+    is_shown: bool = False  # was wanted during this term, or its model was unloaded by an operator
+    is_deleted: bool = False  # the table removes the block when no worker holds it
+    losses: int = 0  # worker processes that died while they loaded the block
     workers: dict[str, WorkerState] = field(default_factory=dict)
     demand: BlockDemand = field(init=False)
-    is_everywhere: bool = field(init=False)  # every worker that takes anything has it, without a placement
-    _tally: Counter[BlockState] = field(default_factory=Counter)  # workers by what they say
+    is_everywhere: bool = field(init=False)  # every open worker holds the block, without a placement
+    _state_counts: Counter[BlockState] = field(default_factory=Counter)  # workers by reported state
     _serving: int = 0  # workers
 
     def __post_init__(self) -> None:
-        self.take(self.record, self.revision)
+        self.set_record(self.record, self.revision)
 
     @property
     def model(self) -> str:
@@ -80,44 +80,44 @@ class DeployedBlock:
         return self.is_wanted and not self.is_given_up
 
     @property
-    def is_at_rest(self) -> bool:
-        """Whatever workers say, it stays as it is."""
+    def is_settled(self) -> bool:
+        """Return whether no report of a worker can change the block's role."""
         return self.role is Role.CHOSEN and not self.is_new
 
-    def take(self, record: BlockRecord, revision: int) -> None:
-        """This is wanted of it now."""
+    def set_record(self, record: BlockRecord, revision: int) -> None:
         if self.revision < revision:
             self.losses = 0
         self.record, self.revision, self.is_deleted = record, revision, False
-        self.demand = _demand(self.block_id, record)
-        self.is_everywhere = self.demand.is_plain
+        self.demand = _build_demand(self.block_id, record)
+        self.is_everywhere = self.demand.is_unconstrained
         if record.role is BlockRole.CHOSEN:
             self.role, self.is_shown = Role.CHOSEN, True
 
     def withdraw(self) -> None:
-        self.role, self.is_taken_up, self.has_served, self.losses = Role.WITHDRAWN, False, False, 0
+        self.role, self.is_in_service, self.has_served, self.losses = Role.WITHDRAWN, False, False, 0
         self.is_new, self.replaces = False, ()
 
-    def hear(self, worker: str, said: WorkerState | None) -> bool:
-        """How far the worker is with it; None: it does not hold it. Returns whether that is another than before."""
+    def report(self, worker: str, state: WorkerState | None) -> bool:
+        """Set the block's state on a worker (None: not held by the worker); return whether the state changed."""
         before = self.workers.get(worker)
-        if before == said:
+        if before == state:
             return False
         if before is not None:
-            self._tally[before.state] -= 1
+            self._state_counts[before.state] -= 1
             self._serving -= before.is_serving
-        if said is None:
+        if state is None:
             del self.workers[worker]
             return True
-        self.workers[worker] = said
-        self._tally[said.state] += 1
-        self._serving += said.is_serving
+        self.workers[worker] = state
+        self._state_counts[state.state] += 1
+        self._serving += state.is_serving
         if self.is_wanted:
-            self.is_taken_up = self.is_taken_up or (not self.is_new and said.may_serve)
-            self.has_served = self.has_served or said.is_serving
+            self.is_in_service = self.is_in_service or (not self.is_new and state.may_serve)
+            self.has_served = self.has_served or state.is_serving
         return True
 
     def has_answered(self, worker: str) -> bool:
+        """Return whether the worker has loaded the newest revision, or has failed to load it."""
         found = self.workers.get(worker)
         return found is not None and found.revision >= self.revision and found.state is not LOADING
 
@@ -125,41 +125,52 @@ class DeployedBlock:
         if not self.is_wanted:
             return UNLOADED, "unloaded"
         if self.is_given_up:
-            return FAILED, LOST
+            return FAILED, LOST_REASON
         reason = self.failure()
         if self._serving and not self.is_new:
-            return READY, reason and f"serves, but was not loaded anew: {reason}"
-        states = self._states()
+            return READY, reason and self._format_partial_failure(reason)
+        states = self._reported_states()
         if self.is_new:
             has_failed = FAILED in states and LOADING not in states
             return (FAILED, reason) if has_failed else (LOADING, "loading")
         if DORMANT in states:
-            # Lazy, idle or evicted ones have no reason; what found no room says so.
+            # A worker reports a reason if it lacks the memory for the block, but not for a lazy, idle or evicted block.
             return DORMANT, next((each.reason for each in self.workers.values() if each.state is DORMANT), "")
         return (FAILED, reason) if states == {FAILED} else (LOADING, "loading")
 
     def failure(self) -> str:
-        """Why some worker could not load its newest revision; empty: none failed."""
+        """Return why a worker failed to load the newest revision; empty if no worker failed."""
         if self.is_given_up:
-            return LOST
-        if not self._tally[FAILED]:
+            return LOST_REASON
+        if not self._state_counts[FAILED]:
             return ""
         failed = [found for found in self.workers.values() if found.state is FAILED and not self._is_outdated(found)]
         return failed[0].reason if failed else ""
 
-    def _states(self) -> set[BlockState]:
-        if not self._tally[FAILED]:
-            return {state for state, workers in self._tally.items() if workers}
+    @property
+    def keeps_older_load(self) -> bool:
+        """Return whether a worker failed to load the newest revision, but still serves an older revision."""
+        return any(found.state is FAILED and found.is_serving for found in self.workers.values())
+
+    def _format_partial_failure(self, reason: str) -> str:
+        """Return a message for a block that is still served although a worker failed to load the block."""
+        if self.keeps_older_load:
+            return f"still serving, but reloading failed: {reason}"
+        return f"failed on {self._state_counts[FAILED]} of {len(self.workers)} workers: {reason}"
+
+    def _reported_states(self) -> set[BlockState]:
+        if not self._state_counts[FAILED]:
+            return {state for state, workers in self._state_counts.items() if workers}
         return {LOADING if self._is_outdated(found) else found.state for found in self.workers.values()}
 
     def _is_outdated(self, found: WorkerState) -> bool:
-        """The worker has not yet said how the newest revision of what failed is."""
+        """Return whether the worker failed to load an older revision and has not reported on the newest revision."""
         return found.state is FAILED and found.revision < self.revision
 
 
-def _demand(block_id: str, record: BlockRecord) -> BlockDemand:
-    told = {**record.labels, **{key: value for key, value in record.metadata.items() if isinstance(value, str)}}
-    names = {record.model, f"{record.model}:{record.version}", *(f"{key}={value}" for key, value in told.items())}
+def _build_demand(block_id: str, record: BlockRecord) -> BlockDemand:
+    pairs = {**record.labels, **{key: value for key, value in record.metadata.items() if isinstance(value, str)}}
+    names = {record.model, f"{record.model}:{record.version}", *(f"{key}={value}" for key, value in pairs.items())}
     return BlockDemand(
         block_id,
         replicas=record.replicas,

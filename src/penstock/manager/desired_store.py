@@ -1,4 +1,4 @@
-"""The desired state in the metadata store: every manager follows it, the one that leads writes it."""
+"""The desired state in the metadata store: every manager reads the state, and only the leader writes it."""
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -6,44 +6,51 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import structlog
 
 from penstock.core.errors import Conflict, StoreUnavailable
-from penstock.manager.desired import HISTORY, DesiredState, Folded
+from penstock.manager.desired_state import HISTORY, DesiredState, Folded
 from penstock.manager.leading.election import Election
 from penstock.manager.waiters import Waiters
-from penstock.storage.metadata.base import MAX_WRITES, Compare, MetadataStore, Snapshot, Write
 from penstock.storage.metadata.following import follow
+from penstock.storage.metadata.metadata_store import MAX_WRITES, Compare, MetadataStore, Snapshot, Write
 
 log = structlog.get_logger()
-APPLY_S = 10.0  # what the store gets to tell of what it took
+APPLY_S = 10.0  # how long the store may take to send back a change that it committed
 PlanAudit = Callable[[Sequence[Write]], Awaitable[Sequence[Write]]]
 
 
+async def plan_no_audit(writes: Sequence[Write]) -> Sequence[Write]:
+    return ()
+
+
 class DesiredStore:
-    def __init__(self, store: MetadataStore, election: Election, waiters: Waiters) -> None:
+    def __init__(
+        self, store: MetadataStore, election: Election, waiters: Waiters, plan_audit: PlanAudit = plan_no_audit
+    ) -> None:
+        """`plan_audit` returns the audit records to write with a change."""
         self._store = store
         self._election = election
         self._waiters = waiters
-        self._has_heard = False
+        self._is_synced = False
         self.state = DesiredState()
-        self.audit: PlanAudit = _unaudited  # what is written beside a change, of who asked for it
+        self._plan_audit = plan_audit
 
-    async def wait_heard(self) -> None:
-        """It has what was there at first, or the store is away."""
-        await self._waiters.becomes(lambda: self._has_heard, APPLY_S)
+    async def wait_synced(self) -> None:
+        """Wait until the first snapshot is read, or until `APPLY_S` have passed because the store is unavailable."""
+        await self._waiters.wait_for(lambda: self._is_synced, APPLY_S)
 
     async def follow(self) -> AsyncIterator[Folded]:
-        async for heard in follow(self._store, ""):
-            folded = self.state.restart(heard) if isinstance(heard, Snapshot) else self.state.fold(heard)
-            for key, reason in folded.unread:
-                log.warning("record_passed_over", key=key, reason=reason)
-            self._has_heard = True
+        async for update in follow(self._store, ""):
+            folded = self.state.restart(update) if isinstance(update, Snapshot) else self.state.fold(update)
+            for key, reason in folded.unreadable:
+                log.warning("record_skipped", key=key, reason=reason)
+            self._is_synced = True
             yield folded
 
     async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
-        """Writes as long as this manager leads, and returns when it has folded it itself."""
+        """Write changes if this manager leads; return their revision when this manager has applied the changes."""
         if not writes:
             return self.state.revision
         revision = 0
-        writes = [*writes, *await self.audit(writes)]
+        writes = [*writes, *await self._plan_audit(writes)]
         for first in range(0, len(writes), MAX_WRITES):
             try:
                 part = writes[first : first + MAX_WRITES]
@@ -51,25 +58,22 @@ class DesiredStore:
             except Conflict as error:
                 if compares and self._election.epoch:
                     raise
-                raise self._election.not_leading() from error  # another does
+                raise self._election.not_leading() from error  # another manager leads
         await self._wait_folded(revision)
         return revision
 
     async def add(self, writes: Sequence[Write]) -> None:
-        """Whoever leads; raises Conflict where one of them is there already."""
+        """Write new records, even if this manager does not lead; raise Conflict if one of the records exists."""
         unused = [Compare(write.key, 0) for write in writes if write.value is not None]
         await self._wait_folded(await self._store.commit(writes, unused))
 
     async def _wait_folded(self, revision: int) -> None:
-        if not await self._waiters.becomes(lambda: self.state.revision >= revision, APPLY_S):
+        if not await self._waiters.wait_for(lambda: self.state.revision >= revision, APPLY_S):
             raise StoreUnavailable(
-                "it was written, but the metadata store does not tell of it; ask again how it stands"
+                f"the change was written, but the metadata store did not report it within {APPLY_S:g} s; "
+                "read the state again"
             )
 
-    async def begin_history(self) -> None:
-        """What revisions and epochs are counted in from here on."""
+    async def start_history(self) -> None:
+        """Write a new random history id, which makes the revisions and epochs of earlier histories invalid."""
         await self.commit([Write(HISTORY, secrets.token_hex(8).encode(), may_wait=True)])
-
-
-async def _unaudited(writes: Sequence[Write]) -> Sequence[Write]:
-    return ()

@@ -1,4 +1,4 @@
-"""Those who wait until something is so: whoever changes anything wakes them, and only those for whom it is."""
+"""Lets tasks wait for a condition. Call `wake` after every change; it wakes the tasks whose condition is true."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,25 +15,25 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[woken] = is_so
+            self._waiting[woken] = condition
             try:
                 await woken
             finally:
                 del self._waiting[woken]
 
-    async def becomes(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits until it is so, and returns whether it became so in time."""
+    async def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until the condition is true; return False if it is still false after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self.until(is_so)
+                await self.wait_until(condition)
         except TimeoutError:
             return False
         return True
 
     def wake(self) -> None:
-        for woken, is_so in self._waiting.items():
-            if not woken.done() and is_so():
+        for woken, condition in self._waiting.items():
+            if not woken.done() and condition():
                 woken.set_result(None)

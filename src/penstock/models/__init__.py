@@ -1,1 +1,1 @@
-"""A model on disk and in memory: its folder, its settings, loading it; checking, converting and importing it."""
+"""Models on disk and in memory: folders, settings, loading, checking, converting and importing."""

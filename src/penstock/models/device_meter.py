@@ -1,29 +1,32 @@
-"""What loading a model takes of the GPUs' memory."""
+"""Measures the GPU memory that a loaded model takes."""
 
 import os
 from typing import NamedTuple
 
-from penstock.engines.hosting.usage import descendants
+from penstock.engines.hosting.process_usage import descendants
 from penstock.engines.torch.reserved import reserved_bytes
-from penstock.telemetry.devices import Gpus, NvidiaGpu
+from penstock.telemetry.gpus import Gpus, NvidiaGpu
 
 
 class _InUse(NamedTuple):
-    own: int | None  # by this process and those that it started; None: the driver does not know them
-    torch: int
-    whole: int  # by whomever
+    own: int | None  # by this process and its children; None if the driver does not know it
+    torch: int  # by PyTorch in this process
+    whole: int  # by all processes
 
 
 class DeviceMeter:
-    """By what this process and those that it started have there. Where the driver does not know them, as in most
-    containers, by what PyTorch has; else by what the whole device has: then others that load meanwhile are in it."""
+    """Measures the GPU memory that this process and its children take.
+
+    In most containers, the driver cannot list processes. Then PyTorch's memory is measured, or, without PyTorch, the
+    memory of the whole device, including the memory of other processes that load at the same time.
+    """
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
         self._before = {gpu.uuid: self._read(gpu) for gpu in gpus.visible}
 
     def taken_bytes(self, device: str) -> int:
-        """Since this was made."""
+        """Return the bytes that this process has taken on the device since the meter was created."""
         gpu = self._gpus.find(device)
         if gpu is None:
             return 0

@@ -1,4 +1,4 @@
-"""A checkpoint is found and becomes a model of the repository: as an ONNX file, or as it is."""
+"""Imports a checkpoint into a model repository, as an ONNX file or unchanged."""
 
 import re
 import shutil
@@ -8,139 +8,143 @@ from pathlib import Path
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
 from penstock.engines.checkpoint import MODULES, Checkpoint, file_error, making_version
-from penstock.engines.genai.files import is_generator, place_generator
+from penstock.engines.genai.gguf_files import copy_generator, is_generator
 from penstock.models.default_models import WEIGHTED
 from penstock.models.folder import NAME, PACKAGED
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
+from penstock.tasks.options import LABELS_FILE
 
 TASKS = ("embed", "score", "classify")
 ENGINES = ("auto", "openvino", "onnx", "torch")
-MAX_SCORES = 2  # numbers of a cross-encoder for a pair
-# What other runtimes and trainers need, or what lies there in a safe format as well.
+MAX_SCORES = 2  # numbers that a cross-encoder returns per pair
+# Files for other runtimes and trainers, and duplicates of safetensors.
 LEFT_OUT = ("onnx", "openvino", "tf_*", "flax_*", "rust_*", "*.bin", "*.h5", "*.msgpack", "*.onnx", "*.pt", ".*")
 VERSION = "1"
-LABELS = "labels.txt"
 
 
-def place_model(repository: Path, name: str) -> Path:
-    """The folder of a model that is to be made; a name may not lead out of the repository."""
+def new_model_folder(repository: Path, name: str) -> Path:
+    """Return the folder of a new model in the repository; raise ConfigError if the name is invalid."""
     if not NAME.match(name):
-        raise ConfigError(f"'{name}' is no model name: letters, digits, '.', '_' and '-', at most 128")
+        raise ConfigError(f"'{name}' is not a valid model name: letters, digits, '.', '_' and '-', at most 128")
     return repository / name
 
 
-def name_of(file: Path) -> str:
-    """What a model is called whose file was given in place of a name."""
+def model_name_of(file: Path) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-._")[:128]
 
 
 def find_weights(name: str, source: Path | None, package: str | None) -> Path:
-    """The folder that --source or --from names, or the package of the model's own name."""
+    """Return the folder with the weights: from --source, from --from, or from the package for the model's name."""
     if source is not None:
         if package is not None:
-            raise ConfigError("--source and --from both say where the weights are: leave one out")
+            raise ConfigError("--source and --from both set the weights: leave one of them out")
         if not source.is_dir() and not (source.is_file() and is_generator(source)):
             raise ConfigError(
-                f"{source}: no such folder; it must hold model.safetensors, config.json and tokenizer.json, or be a "
-                ".gguf file"
+                f"{source}: no such .gguf file, and no folder with model.safetensors, config.json and tokenizer.json"
             )
         return source
     package = package or (name if name in PACKAGED else None)
     if package is None:
         raise ConfigError(
-            f"say where the weights are: --source FOLDER, or --from {'|'.join(PACKAGED)} (which comes in a package)"
+            f"the weights are missing: add --source FOLDER, or --from {'|'.join(PACKAGED)} (weights from a package)"
         )
     if package not in PACKAGED:
-        raise ConfigError(f"--from {package}: the packages that bring weights are {', '.join(PACKAGED)}")
+        raise ConfigError(f"--from {package}: only {', '.join(PACKAGED)} have weights in a package")
     return WEIGHTED[package].find()
 
 
 def import_checkpoint(source: Path, model: Path, task: str | None = None, engine: str | None = None) -> str:
-    """Makes version 1 of the model and, where it has none, its model.yaml. Returns its task; raises ConfigError.
+    """Create version 1 of the model, and a missing model.yaml; return the task, or raise ConfigError.
 
-    Where `task` or `engine` is None, it is what suits the checkpoint.
+    If `task` or `engine` is None, the checkpoint decides.
     """
     try:
         if is_generator(source):
             return _import_generator(source, model, task, engine)
         if engine is not None and engine not in ENGINES:
-            raise ConfigError(f"--engine {engine}: a folder is imported for {', '.join(ENGINES)}")
-        return _import(source, model, task, engine)
+            raise ConfigError(f"--engine {engine}: a folder can be imported only for {', '.join(ENGINES)}")
+        return _import_by_kind(source, model, task, engine)
     except OSError as error:
         raise ConfigError(f"{model}: cannot be written: {error.strerror or error}") from error
 
 
-def _import(source: Path, model: Path, task: str | None, engine: str | None) -> str:
+def _import_by_kind(source: Path, model: Path, task: str | None, engine: str | None) -> str:
     checkpoint = Checkpoint.read(source)
     settings = model / "model.yaml"
     if settings.exists():
-        task, engine = _agreed(settings, task, engine)
-    task, engine = _task_of(checkpoint, task), engine or ENGINES[0]
+        task, engine = _read_agreed_settings(settings, task, engine)
+    task, engine = _choose_task(checkpoint, task), engine or ENGINES[0]
     file = ""
     if engine == "torch":
-        file = _copy(checkpoint, model / VERSION)
+        file = _copy_checkpoint(checkpoint, model / VERSION)
     else:
         from penstock.engines.onnx.bert_file import convert
 
         convert(source, model / VERSION)
     if not settings.exists():
-        settings.write_text("\n".join(_settings(checkpoint, task, engine, file)) + "\n", encoding="utf-8")
+        settings.write_text("\n".join(_settings_lines(checkpoint, task, engine, file)) + "\n", encoding="utf-8")
     return task
 
 
 def _import_generator(source: Path, model: Path, task: str | None, engine: str | None) -> str:
     for option, asked, only in (("--task", task, "generate"), ("--engine", engine, "genai")):
         if asked not in (None, only):
-            raise ConfigError(f"{option} {asked}: {source.name} generates text, and is imported for {only}")
+            raise ConfigError(f"{option} {asked}: {source.name} generates text; leave the option out or use {only}")
     settings = model / "model.yaml"
     if settings.exists():
-        _agreed(settings, "generate", "genai")
-    file = place_generator(source, model / VERSION)
+        _read_agreed_settings(settings, "generate", "genai")
+    file = copy_generator(source, model / VERSION)
     if not settings.exists():
         settings.write_text(f"task: generate\nengine: genai\nfile: {file}\n", encoding="utf-8")
     return "generate"
 
 
-def _agreed(path: Path, task: str | None, engine: str | None) -> tuple[str, str]:
-    """A model.yaml that is there stays, and must be of the same mind."""
+def _read_agreed_settings(path: Path, task: str | None, engine: str | None) -> tuple[str, str]:
+    """Return the task and engine in an existing model.yaml; raise ConfigError if the options contradict model.yaml."""
     settings = read_yaml(path, ModelSettings)
-    for key, wanted, said in (("task", task, settings.task), ("engine", engine, settings.engine)):
-        if wanted not in (None, said):
-            raise file_error(path, f"says {key}: {said}, not {wanted}; change it there, or import under another name")
+    for key, wanted, found in (("task", task, settings.task), ("engine", engine, settings.engine)):
+        if wanted not in (None, found):
+            raise file_error(path, f"has {key}: {found}, not {wanted}; change it there, or import under another name")
     return settings.task, settings.engine
 
 
-def _task_of(checkpoint: Checkpoint, wanted: str | None) -> str:
+def _choose_task(checkpoint: Checkpoint, wanted: str | None) -> str:
     if wanted is not None and wanted not in TASKS:
         raise ConfigError(f"--task {wanted}: a checkpoint is imported for {', '.join(TASKS)}")
     if not checkpoint.is_classifier:
         if wanted == "classify":
-            raise _misfit(checkpoint, "it gives vectors, no classes: import it with --task embed or --task score")
+            raise _misfit_error(
+                checkpoint, "it returns vectors, not classes: import it with --task embed or --task score"
+            )
         return wanted or "embed"
     classes = len(checkpoint.labels())
     if wanted == "embed":
-        raise _misfit(checkpoint, "it gives classes, no vectors: import it with --task score or --task classify")
+        raise _misfit_error(
+            checkpoint, "it returns classes, not vectors: import it with --task score or --task classify"
+        )
     if wanted == "score" and classes > MAX_SCORES:
-        raise _misfit(
-            checkpoint, f"it has {classes} labels, and a score comes of 1 or 2: import it with --task classify"
+        raise _misfit_error(
+            checkpoint, f"it has {classes} labels, and task: score needs 1 or 2: import it with --task classify"
         )
     if wanted == "classify" and classes == 1:
-        raise _misfit(checkpoint, "it has one label, which would be every answer: import it with --task score")
+        raise _misfit_error(
+            checkpoint, "it has only one label, so every answer would be equal: import it with --task score"
+        )
     return wanted or ("score" if classes == 1 else "classify")
 
 
-def _misfit(checkpoint: Checkpoint, message: str) -> ConfigError:
+def _misfit_error(checkpoint: Checkpoint, message: str) -> ConfigError:
     names = ", ".join(checkpoint.architectures) or "an encoder"
     return file_error(checkpoint.folder / "config.json", f"this is {names}: {message}")
 
 
-def _copy(checkpoint: Checkpoint, target: Path) -> str:
-    """Returns the name of the file that stands for the folder."""
+def _copy_checkpoint(checkpoint: Checkpoint, target: Path) -> str:
+    """Copy the checkpoint; return the file name to write into model.yaml."""
     file = "config.json" if checkpoint.is_classifier else MODULES
     if not (checkpoint.folder / file).is_file():
         raise file_error(
             checkpoint.folder / file,
-            "no such file; it says how tokens become one vector: save the encoder with sentence-transformers",
+            "no such file; it defines how tokens become one vector: save the encoder with sentence-transformers",
         )
     if not any(checkpoint.folder.rglob("*.safetensors")):
         raise file_error(checkpoint.folder, "has no *.safetensors; save the model again with save_pretrained")
@@ -149,11 +153,11 @@ def _copy(checkpoint: Checkpoint, target: Path) -> str:
         shutil.copytree(checkpoint.folder, partial, ignore=shutil.ignore_patterns(*LEFT_OUT))
         if checkpoint.is_classifier:
             lines = "".join(f"{label}\n" for label in checkpoint.labels())
-            (partial / LABELS).write_text(lines, encoding="utf-8")
+            (partial / LABELS_FILE).write_text(lines, encoding="utf-8")
     return file
 
 
-def _settings(checkpoint: Checkpoint, task: str, engine: str, file: str) -> Iterator[str]:
+def _settings_lines(checkpoint: Checkpoint, task: str, engine: str, file: str) -> Iterator[str]:
     yield f"task: {task}"
     yield f"engine: {engine}"
     yield "precision: auto"
@@ -162,4 +166,4 @@ def _settings(checkpoint: Checkpoint, task: str, engine: str, file: str) -> Iter
     yield "batching:\n  max_rows: 32\n  max_tokens: 256"
     yield f"{task}:\n  max_length: {checkpoint.max_length()}"
     if task == "classify" and checkpoint.config.get("problem_type") == "multi_label_classification":
-        yield "  activation: sigmoid"  # labels that do not exclude each other need it
+        yield "  activation: sigmoid"  # because several labels may apply

@@ -1,35 +1,35 @@
-"""From a model's folder to a version that runs in this process: engine, task, warm-up, the memory that it takes."""
+"""Loads a version of a model into this process: engine, task, warm-up and memory measurement."""
 
 import ctypes
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import psutil
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.signature import Signature
-from penstock.engines.base import Engine, EngineHome, RowsEngine
-from penstock.engines.huge_pages import gather
-from penstock.models.building import TaskSpec, build_engine, build_task, takes_texts
+from penstock.engines.engine_protocols import AnyEngine, ContextEngine, Engine, EngineHome, GeneratingEngine, RowsEngine
+from penstock.engines.huge_pages import use_huge_pages
+from penstock.models.building import RUNS, Runs, TaskSpec, build_engine, build_task, takes_texts
 from penstock.models.device_meter import DeviceMeter
 from penstock.models.engine_choice.candidates import EngineChoice, choose_by_features
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
-from penstock.models.settings import AUTO, NETWORK_ENGINES, ModelSettings
-from penstock.tasks.base import Task
-from penstock.telemetry.devices import Gpus
+from penstock.models.model_yaml import AUTO, NETWORK_ENGINES, ModelSettings
+from penstock.tasks.base import AnyTask, Task
+from penstock.telemetry.gpus import Gpus
 
-STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be quick
-# The C library keeps what was freed for itself unless it is asked; not all have this.
+STEADY_BYTES = 4 * 1024 * 1024  # the cost of larger models is never considered steady
+# glibc keeps freed memory until malloc_trim is called; other C libraries do not have this function.
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What can be loaded: a file, the folder with what its task needs, and settings that fit both."""
+    """A version of a model, ready to load: the model's file, the folder with the task's files, and the settings."""
 
     file: Path
     folder: Path
@@ -38,11 +38,31 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A version's engine and task; as a context it closes the engine at its end."""
+    """A version's engine and task. As a context manager, it closes the engine on exit."""
 
-    spec: TaskSpec  # what its task was made of
-    task: Task
-    engine: Engine
+    spec: TaskSpec  # the data from which the task was built
+    task: AnyTask
+    engine: AnyEngine
+
+    @property
+    def runs(self) -> Runs:
+        return RUNS.get(self.settings.engine, "batches")
+
+    @property
+    def batching(self) -> tuple[Task, Engine]:
+        """Return the task and the engine of a model that runs batches or calls."""
+        assert self.runs != "generations"
+        return cast("Task", self.task), cast("Engine", self.engine)
+
+    @property
+    def context_engine(self) -> ContextEngine:
+        assert self.runs == "calls"
+        return cast("ContextEngine", self.engine)
+
+    @property
+    def generating_engine(self) -> GeneratingEngine:
+        assert self.runs == "generations"
+        return cast("GeneratingEngine", self.engine)
 
     @property
     def signature(self) -> Signature:
@@ -59,8 +79,8 @@ class LoadedModel:
         self.engine.close()
 
 
-LoadWith = Callable[[ModelSettings], LoadedModel]  # not warmed up
-# What `engine: auto` becomes for a file with this fingerprint; loaded, where that had to be found out.
+LoadWith = Callable[[ModelSettings], LoadedModel]  # loads the model with these settings, without warm-up
+# Chooses the engine for a file with a fingerprint; returns the choice, and the model if a trial has loaded it.
 ChooseEngine = Callable[[ModelFile, str, LoadWith], tuple[EngineChoice, LoadedModel | None]]
 
 
@@ -68,24 +88,24 @@ ChooseEngine = Callable[[ModelFile, str, LoadWith], tuple[EngineChoice, LoadedMo
 class LoadedBlock(LoadedModel):
     description: BlockDescription
     has_steady_cost: bool
-    size_bytes: int = 0  # what it added to the worker's memory, at least its files' size
-    device_bytes: int = 0  # what it took of its GPU's memory, where somebody can tell
+    size_bytes: int = 0  # memory that loading took, at least the size of the files
+    device_bytes: int = 0  # memory that loading took on the GPU, if known
 
     @property
     def computes_in_callers(self) -> bool:
-        """Whether who calls the engine computes, and not a thread of the engine's or a device."""
+        """Return whether the engine computes in the calling thread, instead of in its own threads or on a device."""
         settings = self.settings
         return settings.engine == "onnx" and settings.instances.threads == 1 and self.description.device == "cpu"
 
 
 def load_model(model: ModelFile, instances: int = 1, home: EngineHome | None = None) -> LoadedModel:
-    """By its main file alone, without a second network beside it; raises ConfigError with what is wrong."""
+    """Load only the model's main network, not a second network; raise ConfigError if the main network cannot load."""
     settings = choose_by_features(model.settings).settings
-    alone = settings.model_copy(update={"upscale": settings.upscale.model_copy(update={"denoise": ""})})
-    return _load(build_engine(model.file, alone, instances, home), replace(model, settings=settings), Limits())
+    engine = build_engine(model.file, settings, instances, home, has_second=False)
+    return _load(engine, replace(model, settings=settings), Limits())
 
 
-def _by_features(model: ModelFile, *_: object) -> tuple[EngineChoice, None]:
+def _choose_by_features(model: ModelFile, *_: object) -> tuple[EngineChoice, None]:
     return choose_by_features(model.settings), None
 
 
@@ -96,9 +116,9 @@ def load_block(
     limits: Limits,
     home: EngineHome | None = None,
     gpus: Gpus | None = None,
-    choose: ChooseEngine = _by_features,
+    choose: ChooseEngine = _choose_by_features,
 ) -> LoadedBlock:
-    """Blocks for as long as the engine takes; raises ConfigError with what is wrong."""
+    """Load a block; return when the engine is loaded and warmed up, or raise ConfigError if the load fails."""
     model = read_version(folder, version)
     settings, file = model.settings, model.file(version)
     files = model_files(model, version)
@@ -109,19 +129,19 @@ def load_block(
 
     def load(settings: ModelSettings) -> LoadedModel:
         engine = build_engine(file, settings, settings.instance_count(), home)
-        trim()  # what others have freed must not hide what this one takes
-        before_bytes.append(family_bytes())  # the engine's runtime is there by now, and is not the model's
+        trim()  # otherwise, memory that was freed earlier would hide the memory that this model takes
+        before_bytes.append(family_bytes())  # after the runtime was loaded, so that its memory does not count
         return _load(engine, replace(model_file, settings=settings), limits)
 
     choice, loaded = EngineChoice(settings), None
     if settings.engine == AUTO:
         choice, loaded = choose(model_file, fingerprint, load)
     loaded = loaded or load(choice.settings)
-    settings = loaded.settings  # with what its engine and its device ask for
+    settings = loaded.settings  # which include the defaults of the engine and the device
     _warm_up(loaded)
     trim()
     added_bytes = family_bytes() - before_bytes[0]
-    gather()  # fills gaps of all that is loaded, which is not this model's
+    use_huge_pages()  # after measuring, because this changes the memory of all models
     signature, seen = loaded.signature, loaded.task.signature
     description = BlockDescription(
         block_id=block_id,
@@ -138,14 +158,14 @@ def load_block(
         fingerprint=fingerprint,
         note="; ".join(filter(None, (choice.note, signature.note))),
     )
-    # A GPU is shared, and a model's own code may do anything: how long a batch takes there is not known.
+    # The time of a batch is not predictable on a GPU, which may be shared, or in a model's own code.
     is_steady = signature.device == "cpu" and settings.engine in NETWORK_ENGINES and has_steady_cost(file)
     size = max(added_bytes, size_bytes(files))
     device_bytes = meter.taken_bytes(signature.device)
     return LoadedBlock(loaded.spec, loaded.task, loaded.engine, description, is_steady, size, device_bytes)
 
 
-def _load(engine: Engine, model: ModelFile, limits: Limits) -> LoadedModel:
+def _load(engine: AnyEngine, model: ModelFile, limits: Limits) -> LoadedModel:
     try:
         signature = engine.load()
         settings = model.settings.on_device(signature.device, takes_texts(model.settings, signature))
@@ -157,30 +177,31 @@ def _load(engine: Engine, model: ModelFile, limits: Limits) -> LoadedModel:
 
 
 def _warm_up(loaded: LoadedModel) -> None:
-    engine, settings = loaded.engine, loaded.settings
-    if not settings.warm_up:
+    settings = loaded.settings
+    if not settings.warm_up or loaded.runs == "generations":  # an engine that generates text warms up by itself
         return
+    task, engine = loaded.batching
     try:
         if isinstance(engine, RowsEngine) and takes_texts(settings, loaded.signature):
             engine.prepare_rows(settings.batching.max_rows, settings.max_length, settings.batching.max_tokens)
-        for inputs in loaded.task.warm_up_inputs():
+        for inputs in task.warm_up_inputs():
             engine.warm_up(inputs)
     except BaseException:
-        loaded.engine.close()
+        engine.close()
         raise
 
 
 def has_steady_cost(file: Path) -> bool:
-    """Whether a small model's time follows from its input's size: it has no loops or branches."""
+    """Return whether a run's time depends only on the input's size, as for a small model without loops or branches."""
     if file.stat().st_size > STEADY_BYTES:
         return False
-    from penstock.engines.onnx.network import has_branches
+    from penstock.engines.onnx.onnx_network import has_branches
 
     return not has_branches(file)
 
 
 def family_bytes() -> int:
-    """Memory of this process and of those that models run in. Looks at all processes: not for the event loop."""
+    """Return the memory of this process and its children, in bytes. Slow: do not call this on the event loop."""
     this = psutil.Process()
     total = int(this.memory_info().rss)
     for child in this.children(recursive=True):
@@ -190,6 +211,6 @@ def family_bytes() -> int:
 
 
 def trim() -> None:
-    """Gives what was freed back to the system. Takes some milliseconds: not for the event loop."""
+    """Return freed memory to the system. Takes milliseconds: do not call this on the event loop."""
     if _TRIM is not None:
         _TRIM(0)

@@ -1,4 +1,4 @@
-"""Requests through a loaded model in this process: prepare, join, infer, split, finish."""
+"""Runs requests on a loaded model in this process, without a worker."""
 
 import queue
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from typing import Any, cast
 from penstock.core.errors import EngineFailed
 from penstock.core.generation import GenerationStep
 from penstock.core.tensors import Array, Tensor
-from penstock.engines.base import CallContext, ContextEngine, GeneratingEngine
+from penstock.engines.engine_protocols import CallContext
 from penstock.models.loading import LoadedModel
 from penstock.tasks.base import Piece, TaskRequest
 from penstock.tasks.generate.answer import GenerationAnswer
@@ -17,39 +17,40 @@ BatchArrays = dict[str, Array]
 
 
 def answer(model: LoadedModel, request: TaskRequest) -> list[Tensor]:
-    """Runs the request piece by piece, so that nothing is padded."""
+    """Run the pieces of a request one at a time, without padding, and return the answer."""
     prepared = model.task.prepare(request)
     results = [infer(model, [piece])[0] for piece in prepared.pieces]
     return model.task.finish(request, prepared, results)
 
 
 def first_answers(model: LoadedModel, request: TaskRequest, most: int, request_id: str = "") -> list[list[Tensor]]:
-    """One answer, or the first ones of a model that may give many."""
-    engine, task = model.engine, model.task
-    if isinstance(engine, GeneratingEngine):
-        return [_generate(model, engine, request)]
-    if not isinstance(engine, ContextEngine):
+    """Run the request; return its answer, or the first `most` answers of a decoupled model."""
+    if model.runs == "generations":
+        return [_generate(model, request)]
+    if model.runs == "batches":
         return [answer(model, request)]
+    task, _ = model.batching
     prepared = task.prepare(request)
     (piece,) = prepared.pieces
-    stream = engine.stream(0, task.join([piece]), task.engine_outputs, CallContext(request_id=request_id))
+    stream = model.context_engine.stream(0, task.join([piece]), task.engine_outputs, CallContext(request_id=request_id))
     made = list(islice(stream, most))
     cast("Any", stream).close()
     return [task.finish(request, prepared, task.split([piece], outputs)) for outputs in made]
 
 
-def _generate(model: LoadedModel, engine: GeneratingEngine, request: TaskRequest) -> list[Tensor]:
+def _generate(model: LoadedModel, request: TaskRequest) -> list[Tensor]:
+    engine = model.generating_engine
     prepared = model.task.prepare(request)
     growing: GenerationAnswer = prepared.context
-    told: queue.Queue[GenerationStep] = queue.Queue()
-    engine.start(told.put)
+    steps: queue.Queue[GenerationStep] = queue.Queue()
+    engine.start(steps.put)
     for number, generation in enumerate(growing.generations):
         engine.add(number, generation)
     while not growing.is_over:
         try:
-            step = told.get(timeout=model.settings.timeouts.request_s)
+            step = steps.get(timeout=model.settings.timeouts.request_s)
         except queue.Empty:
-            raise EngineFailed("the model has made no token within timeouts.request_s") from None
+            raise EngineFailed("the model did not generate a token within timeouts.request_s") from None
         for progress in step.progress:
             if progress.failure is not None:
                 raise progress.failure
@@ -58,20 +59,26 @@ def _generate(model: LoadedModel, engine: GeneratingEngine, request: TaskRequest
 
 
 def infer(model: LoadedModel, pieces: Sequence[Piece], instance: int = 0) -> list[Sequence[Array]]:
-    """Runs the pieces as one batch and returns the outputs of each."""
-    return model.task.split(pieces, infer_arrays(model, model.task.join(pieces), instance))
+    task, engine = model.batching
+    return task.split(pieces, engine.infer(instance, task.join(pieces), task.engine_outputs))
+
+
+def join(model: LoadedModel, pieces: Sequence[Piece]) -> BatchArrays:
+    task, _ = model.batching
+    return task.join(pieces)
 
 
 def infer_arrays(model: LoadedModel, batch: BatchArrays, instance: int = 0) -> list[Array]:
-    return model.engine.infer(instance, batch, model.task.engine_outputs)
+    task, engine = model.batching
+    return engine.infer(instance, batch, task.engine_outputs)
 
 
 def prepare_all(model: LoadedModel, requests: Iterable[TaskRequest]) -> list[Piece]:
     return [piece for request in requests for piece in model.task.prepare(request).pieces]
 
 
-def cut(pieces: Iterable[Piece], max_rows: int, max_tokens: int | None) -> list[list[Piece]]:
-    """Batches as a worker with all of the pieces waiting would make them: like lengths together."""
+def cut_into_batches(pieces: Iterable[Piece], max_rows: int, max_tokens: int | None) -> list[list[Piece]]:
+    """Join pieces of similar length into batches, like a worker at which all pieces wait."""
     waiting = sorted(pieces, key=lambda piece: piece.length)
     if any(piece.key != waiting[0].key for piece in waiting):
         return [[piece] for piece in waiting]

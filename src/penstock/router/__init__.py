@@ -1,1 +1,1 @@
-"""From a resolved request to a worker and back: policy, job table, dispatcher, lanes."""
+"""Routes requests to workers, and answers back to callers: policies, job table, dispatcher and lanes."""

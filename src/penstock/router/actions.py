@@ -1,11 +1,11 @@
-"""What the job table decides: the shell performs these in their order."""
+"""The actions that the job table returns; the dispatcher performs them in order."""
 
 from dataclasses import dataclass
 
 from penstock.core.errors import PenstockError
 from penstock.router.slots import Job
 
-# Not frozen: a frozen one takes three times as long to make, and a request makes one at least.
+# Not frozen: a frozen dataclass takes three times as long to create, and each request creates at least one.
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class CancelOn:
 
 @dataclass(slots=True)
 class RecallFrom:
-    """The worker is to hand the job back, where it has not started it."""
+    """Ask the worker to return the job, unless the worker has started the job."""
 
     worker: bytes
     job_id: int
@@ -36,7 +36,7 @@ class RecallFrom:
 
 @dataclass(slots=True)
 class Retry:
-    """For the counters: the job went back to its queue."""
+    """Count in the metrics that the job returned to its queue to run again."""
 
     job: Job
     reason: str
@@ -44,7 +44,7 @@ class Retry:
 
 @dataclass(slots=True)
 class Probe:
-    """Ask the worker whether the block still works; JobTable.probed takes the answer."""
+    """Ask the worker whether the block still works; pass the answer to `JobTable.probed`."""
 
     worker: bytes
     block_id: str
@@ -52,7 +52,7 @@ class Probe:
 
 @dataclass(slots=True)
 class Ejected:
-    """For the log and the counters: it takes no new jobs of the block."""
+    """Log and count that the worker gets no new jobs of the block because too many jobs failed."""
 
     worker: bytes
     block_id: str
@@ -61,7 +61,7 @@ class Ejected:
 
 @dataclass(slots=True)
 class Restored:
-    """For the log and the counters: it takes jobs of the block again."""
+    """Log and count that the worker gets jobs of the block again."""
 
     worker: bytes
     block_id: str

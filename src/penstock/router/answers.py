@@ -1,33 +1,60 @@
-"""The answers of a job that has several, on their way to the caller that takes them."""
+"""A buffer for the answers to one streamed request, between the worker and the caller."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from math import inf
+from typing import Any
 
-from penstock.core.errors import PenstockError
 from penstock.core.requests import InferResponse
+
+ANSWERS_AHEAD = 8  # answers that a source may send before the caller takes them
 
 
 class AnswerStream:
-    def __init__(self, ahead: int) -> None:
-        """The worker may have sent `ahead` answers that were not taken; the last one comes in any case."""
-        self._ahead = ahead
-        self._ready: asyncio.Queue[InferResponse | PenstockError] = asyncio.Queue()
-        self._has_ended = False
+    """An `AnswerSink` that yields its answers through an async generator."""
 
-    def put(self, response: InferResponse) -> bool:
-        """False: the worker did not wait for the caller."""
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._ready: asyncio.Queue[InferResponse | None] = asyncio.Queue()  # None: the run has ended
+        self._ahead = inf
+        self._step = inf  # the source continues when this many answers were taken
+        self._allow: Callable[[int], None] | None = None
+        self._taken = 0
+
+    def begin(self, ahead: int, allow: Callable[[int], None]) -> None:
+        self._ahead, self._allow, self._taken = ahead, allow, 0
+        self._step = max(1, ahead // 2)  # a message for each taken answer would cost as much as the answers
+
+    def put(self, answer: InferResponse) -> bool:
         if self._ready.qsize() >= self._ahead:
             return False
-        self._ready.put_nowait(response)
+        self.has_begun = True
+        self._ready.put_nowait(answer)
         return True
 
-    def end(self, outcome: InferResponse | PenstockError) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            self._ready.put_nowait(outcome)
+    async def follow(self, run: Coroutine[Any, Any, InferResponse]) -> AsyncGenerator[InferResponse, None]:
+        """Yield the answers that `run` puts into this stream, then the answer that `run` returns.
 
-    async def get(self) -> InferResponse:
-        """Raises what the job failed with, after the answers that came before."""
-        outcome = await self._ready.get()
-        if isinstance(outcome, PenstockError):
-            raise outcome
-        return outcome
+        Cancel `run` if the generator is closed early.
+        """
+        task = asyncio.create_task(run)
+        task.add_done_callback(self._end_stream)
+        try:
+            while (answer := await self._ready.get()) is not None:
+                self._taken += 1
+                if self._taken >= self._step and self._allow is not None:
+                    self._allow(self._taken)
+                    self._taken = 0
+                yield answer
+            yield await task
+        finally:
+            self._allow = None  # breaks a cycle: the callback may refer to the request, which refers to this stream
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+            del task  # breaks a reference cycle: the task's error refers to this stack frame
+
+    def _end_stream(self, task: asyncio.Task[InferResponse]) -> None:
+        if not task.cancelled():
+            task.exception()  # marks the error as retrieved: the caller may have left
+        self._ready.put_nowait(None)

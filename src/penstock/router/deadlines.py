@@ -1,34 +1,49 @@
-"""When jobs are due, the earliest first."""
+"""A heap of deadlines, the earliest first. Pure: no I/O."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
 
-from penstock.router.slots import Job
+T = TypeVar("T")
+SWEEP = 1000  # stale entries are removed when the heap has grown to twice its size after the last sweep plus SWEEP
 
 
-class JobDeadlines:
-    """What no longer matters is dropped when its time comes, or when there is too much of it."""
+class Deadlines(Generic[T]):
+    """A heap of keys, ordered by the time at which each key is due.
 
-    def __init__(self, jobs: Mapping[int, Job], is_alive: Callable[[Job, float], bool]) -> None:
-        """`jobs` are all there are; `is_alive` says whether that time still matters to that job."""
-        self._jobs = jobs
-        self._is_alive = is_alive
-        self._heap: list[tuple[float, int]] = []
+    A stale entry stays in the heap until its time comes or the heap is swept.
+    """
 
-    def watch(self, when: float, job_id: int) -> None:
-        heappush(self._heap, (when, job_id))
-        if len(self._heap) > 4 * len(self._jobs) + 1000:
-            self._heap = [(when, job_id) for when, job_id in self._heap if self._find(when, job_id) is not None]
+    def __init__(self, is_current: Callable[[T, float], bool]) -> None:
+        """Create an empty heap.
+
+        `is_current` returns whether a key is still due at a time. If `is_current` once returns False for a pair of
+        key and time, it must always return False for this pair.
+        """
+        self._is_current = is_current
+        self._heap: list[tuple[float, int, T]] = []
+        self._number = 0  # keeps keys with equal times in order
+        self._sweep_at = SWEEP
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def watch(self, when: float, key: T) -> None:
+        self._number += 1
+        heappush(self._heap, (when, self._number, key))
+        if len(self._heap) > self._sweep_at:
+            self._heap = [entry for entry in self._heap if self._is_current(entry[2], entry[0])]
             heapify(self._heap)
+            self._sweep_at = 2 * len(self._heap) + SWEEP
 
-    def pop(self, now: float) -> Job | None:
-        """The next job that is due."""
+    def next(self) -> float | None:
+        """Return the earliest time in the heap, or None if the heap is empty. The time may belong to a stale entry."""
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self, now: float) -> T | None:
+        """Remove and return the next key that is due, or None if no key is due."""
         while self._heap and self._heap[0][0] <= now:
-            when, job_id = heappop(self._heap)
-            if (job := self._find(when, job_id)) is not None:
-                return job
+            when, _, key = heappop(self._heap)
+            if self._is_current(key, when):
+                return key
         return None
-
-    def _find(self, when: float, job_id: int) -> Job | None:
-        job = self._jobs.get(job_id)
-        return job if job is not None and self._is_alive(job, when) else None

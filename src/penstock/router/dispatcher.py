@@ -1,9 +1,10 @@
-"""The shell around the job table: performs its actions on lanes and completes the futures."""
+"""The dispatcher: performs the job table's actions on lanes and completes the callers' futures."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from random import Random
 
@@ -13,65 +14,66 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import BUG, InternalError, PenstockError, WireError
 from penstock.core.requests import PLAIN, InferRequest, InferResponse
 from penstock.core.settings import Routing
-from penstock.core.statistics import BlockStatistics, summed
+from penstock.core.statistics import BlockStatistics, sum_by_block
 from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, RecallFrom, Restored, Retry, Send
-from penstock.router.answers import AnswerStream
+from penstock.router.answers import ANSWERS_AHEAD
 from penstock.router.jobs import JobTable
 from penstock.router.lanes.lane import Lane, Member
 from penstock.router.queues import BlockRules
-from penstock.router.slots import BlockActivity, Job, Offer, SlotStanding
+from penstock.router.slots import BlockActivity, Job, Offer, SlotState
+from penstock.telemetry.background import BackgroundTasks
 from penstock.telemetry.metrics import RouterMetrics
 
 log = structlog.get_logger()
 now = time.monotonic
 TICK_S = 0.02
-# Answers of a decoupled model that may be on their way to a caller that has not taken them.
-ANSWERS_AHEAD = 8
-ALLOWED_AT_ONCE = ANSWERS_AHEAD // 2  # further ones: a message for each would cost as much as the answers
 
 
 class Dispatcher:
-    """Owns the job table and what is known of workers, on whichever lane they are. Used from one event loop."""
+    """Runs jobs: owns the job table and the list of workers on all lanes. Used from one event loop."""
 
     def __init__(
         self,
-        max_attempts: int,
         metrics: RouterMetrics,
         on_change: Callable[[], None] = lambda: None,
         on_lost: Callable[[bytes, Iterable[str]], None] = lambda worker, blocks: None,
     ) -> None:
-        """`on_lost` is told of a worker that no longer has these blocks in memory."""
+        """Create a dispatcher without lanes.
+
+        `on_change` is called when workers or their blocks change, and `on_lost` with a worker and the blocks that the
+        worker no longer has in memory.
+        """
         self._metrics = metrics
         self._on_change = on_change
         self._on_lost = on_lost
-        self._table = JobTable(max_attempts, Random().random)
+        self._table = JobTable(Random().random)
         self._futures: dict[int, asyncio.Future[InferResponse]] = {}
-        self._streams: dict[int, AnswerStream] = {}
         self._lanes: list[Lane] = []
         self._members: dict[bytes, Member] = {}
-        self._routings: dict[str, Routing] = {}  # set while the server runs; they stand before the model's own
-        # Ids of an earlier life of this gateway must not be met again in late replies.
+        self._routings: dict[str, Routing] = {}  # by block; set at run time, they replace those of the model's settings
+        # Ids start at the current time, so that a late reply to an earlier process of this gateway matches no new job.
         self._next_id = time.time_ns() & 0x7FFF_FFFF_FFFF_FFFF
-        self._ticker: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks("dispatcher")
 
     def add(self, lane: Lane) -> None:
         self._lanes.append(lane)
 
     def start(self) -> None:
-        self._ticker = asyncio.create_task(self._tick_forever(), name="dispatcher-ticker")
+        self._tasks.supervise("dispatcher", self._tick_all, every=TICK_S)
 
     async def stop(self) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
+        await self._tasks.close()
         for lane in self._lanes:
             lane.close()
 
-    # --- what serving asks for
+    # --- called by serving
 
     async def run(self, block: BlockDescription, request: InferRequest, deadline: float) -> InferResponse:
-        """Raises QueueFull at once, or what became of the job. Cancelling it cancels the job."""
-        job = self._job(block, request, deadline)
+        """Run a request; return the last answer, and put the earlier answers into `request.answers`.
+
+        Cancelling the call cancels the job. Raise QueueFull at once if the job may not wait.
+        """
+        job = self._create_job(block, request, deadline)
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         self._futures[job.job_id] = future
         try:
@@ -82,47 +84,29 @@ class Dispatcher:
             raise
         finally:
             del self._futures[job.job_id]
-            del future  # it keeps its error, which keeps this frame and with it the request
+            del future  # breaks a reference cycle: its error refers to this stack frame, and so to the request
 
-    async def stream(
-        self, block: BlockDescription, request: InferRequest, deadline: float
-    ) -> AsyncGenerator[InferResponse, None]:
-        """The answers of a decoupled model as they come; the worker makes more as they are taken."""
-        job = self._job(block, request, deadline)
-        job.answers_ahead = ANSWERS_AHEAD
-        answers = self._streams[job.job_id] = AnswerStream(ANSWERS_AHEAD)
-        is_over, taken = False, 0
-        try:
-            self._perform(self._table.submit(job, now()))
-            while not is_over:
-                response = await answers.get()
-                is_over = response.is_final
-                taken += 1
-                if taken == ALLOWED_AT_ONCE and not is_over and job.slot is not None:
-                    self._members[job.slot.worker].lane.allow(job.slot.worker, job.job_id, taken)
-                    taken = 0
-                yield response
-        except PenstockError:
-            is_over = True
-            raise
-        finally:
-            del self._streams[job.job_id]
-            if not is_over:
-                self._perform(self._table.cancel(job.job_id, now()))
-
-    def _job(self, block: BlockDescription, request: InferRequest, deadline: float) -> Job:
+    def _create_job(self, block: BlockDescription, request: InferRequest, deadline: float) -> Job:
         self._next_id = job_id = self._next_id + 1
         job = Job(job_id, block.block_id, request, deadline, block.settings.is_idempotent)
         if request.controls is not PLAIN:
-            job.heed(request.controls, block.settings, now())
+            job.apply_controls(request.controls, block.settings, now())
+        if request.answers is not None:
+            job.answers_ahead = ANSWERS_AHEAD
+            request.answers.begin(ANSWERS_AHEAD, partial(self._grant_credits, job))
         return job
 
+    def _grant_credits(self, job: Job, answers: int) -> None:
+        """Allow the job's worker to send this many more answers."""
+        if job.slot is not None:
+            self._members[job.slot.worker].lane.allow(job.slot.worker, job.job_id, answers)
+
     def retire(self, blocks: Mapping[str, PenstockError]) -> None:
-        """What waits for these blocks is run by the workers that have them still, and fails with the last of those."""
+        """Withdraw these blocks. Waiting jobs run if a worker still has their block; otherwise these jobs fail."""
         self._perform(self._table.retire(blocks))
 
     def set_routings(self, routings: dict[str, Routing]) -> None:
-        """By block, what stands before the model's own. It takes effect at once, and nothing that waits is lost."""
+        """Replace the routing settings of these blocks at once; waiting jobs stay."""
         if routings == self._routings:
             return
         self._routings = dict(routings)
@@ -131,30 +115,30 @@ class Dispatcher:
     def routing(self, block: BlockDescription) -> Routing:
         return self._routings.get(block.block_id, block.settings.routing)
 
-    def standing(self, block_id: str) -> list[SlotStanding]:
-        return self._table.standing(block_id, now())
+    def slot_states(self, block_id: str) -> list[SlotState]:
+        return self._table.slot_states(block_id, now())
 
     def owner(self, block_id: str, key: str) -> Member | None:
-        """The worker that requests with this key go to."""
+        """Return the worker that runs the block's requests with this routing key."""
         worker = self._table.owner(block_id, key)
         return None if worker is None else self._members[worker]
 
     def wake(self, block_id: str) -> None:
-        """Asks a worker to load a dormant block, which tells of it when it joins again."""
-        sleeper = next((member for member in self._members.values() if block_id in member.dormant), None)
-        if sleeper is not None:
-            sleeper.lane.wake(sleeper.key, block_id)
+        """Ask a worker to load a dormant block; the worker calls `joined` again when the block is loaded."""
+        holder = next((member for member in self._members.values() if block_id in member.dormant), None)
+        if holder is not None:
+            holder.lane.wake(holder.key, block_id)
 
     def probe(self, block_id: str) -> None:
-        """Asks its workers whether the block works."""
+        """Ask the block's workers to report whether the block works."""
         for member in self._members.values():
             if block_id in member.resident():
                 member.lane.probe(member.key, block_id)
 
     def descriptions(self) -> dict[str, BlockDescription]:
-        """The blocks that some worker holds, in memory or dormant; who has described one counts before who has not.
+        """Return descriptions of the blocks that workers hold, in memory or dormant; full descriptions are preferred.
 
-        Where workers hold it of different files, as while it is loaded anew, it has no fingerprint.
+        A block has no fingerprint if workers loaded the block from different files, as happens during a reload.
         """
         found: dict[str, BlockDescription] = {}
         for member in self._members.values():
@@ -173,16 +157,16 @@ class Dispatcher:
         return len(self._table)
 
     def queue_lengths(self) -> dict[str, tuple[int, int]]:
-        """How many jobs wait and how many run, by block."""
+        """Return the numbers of waiting and of running jobs, by block."""
         return self._table.lengths()
 
     def activities(self) -> dict[str, BlockActivity]:
         return self._table.activities()
 
     async def statistics(self) -> list[BlockStatistics]:
-        return summed(chain.from_iterable(await asyncio.gather(*[lane.statistics() for lane in self._lanes])))
+        return sum_by_block(chain.from_iterable(await asyncio.gather(*[lane.statistics() for lane in self._lanes])))
 
-    # --- what lanes tell: a LaneOwner
+    # --- called by lanes: LaneOwner
 
     def joined(self, member: Member, offers: Collection[Offer], lost: Collection[str]) -> None:
         self._members[member.key] = member
@@ -195,7 +179,7 @@ class Dispatcher:
     def left(self, member: Member, reason: str) -> None:
         del self._members[member.key]
         self._metrics.workers_lost.labels(reason).inc()
-        self._perform(self._table.leave(member.key, now()))
+        self._perform(self._table.leave(member.key, now(), member.is_expected_back))
         self._on_lost(member.key, member.resident())
         self._on_change()
 
@@ -205,7 +189,7 @@ class Dispatcher:
         elif outcome.is_final:
             job, actions = self._table.complete(worker, job_id, attempt, now())
         else:
-            self._answered_in_part(worker, job_id, attempt, outcome)
+            self._forward_partial(worker, job_id, attempt, outcome)
             return
         if actions:
             self._perform(actions)
@@ -214,17 +198,18 @@ class Dispatcher:
             return
         if (session := job.request.controls.session) is not None:
             session.home = job.home
-        self._settle(job, outcome if isinstance(outcome, PenstockError) else _of_request(outcome, job.request))
+        self._complete_future(
+            job, outcome if isinstance(outcome, PenstockError) else _with_request_ids(outcome, job.request)
+        )
 
-    def _answered_in_part(self, worker: bytes, job_id: int, attempt: int, response: InferResponse) -> None:
-        job = self._table.partial(worker, job_id, attempt, now())
-        answers = self._streams.get(job_id)
-        if job is None or answers is None:
+    def _forward_partial(self, worker: bytes, job_id: int, attempt: int, response: InferResponse) -> None:
+        job = self._table.find_for_partial(worker, job_id, attempt, now())
+        if job is None or job.request.answers is None:
             self._metrics.late_replies.inc()
             return
         job.has_answered = True
-        if not answers.put(_of_request(response, job.request)):
-            raise WireError(f"more than {ANSWERS_AHEAD} answers of one job are ahead of its caller")
+        if not job.request.answers.put(_with_request_ids(response, job.request)):
+            raise WireError(f"a worker may send at most {ANSWERS_AHEAD} answers before the caller takes them")
 
     def handed_back(self, worker: bytes, job_ids: Iterable[int]) -> None:
         self._perform(self._table.hand_back(worker, job_ids, now()))
@@ -233,21 +218,22 @@ class Dispatcher:
         is_idle = worker in self._members and not self._members[worker].jobs
         self._perform(self._table.probed(worker, block_id, problem, now(), is_idle))
 
-    # --- what the above is made of
+    # --- internals
 
     def _declare(self, blocks: Iterable[BlockDescription]) -> None:
         for block in blocks:
             self._table.declare(block.block_id, BlockRules.of(block.settings, self._routings.get(block.block_id)))
 
-    async def _tick_forever(self) -> None:
-        """Whatever goes wrong in a tick, the next one comes: without them nothing would ever expire."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            for tick in (self._tick, *[lane.tick for lane in self._lanes]):
-                try:
-                    tick(now())
-                except Exception:
-                    log.exception("bug", where="dispatcher-ticker")
+    def _tick_all(self) -> None:
+        """Tick the job table and all lanes, even if one tick fails, because without ticks no deadline expires."""
+        errors: list[Exception] = []
+        for tick in (self._tick, *[lane.tick for lane in self._lanes]):
+            try:
+                tick(now())
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup("ticks failed", errors)
 
     def _tick(self, at: float) -> None:
         actions = self._table.tick(at)
@@ -259,12 +245,12 @@ class Dispatcher:
             if isinstance(action, Send):
                 try:
                     self._members[action.worker].lane.send(action.worker, action.job)
-                except Exception as error:  # noqa: BLE001 - whatever it is that cannot be encoded
-                    # It fails alone, and its credit goes to the next: that is appended, and performed in this loop.
+                except Exception as error:  # noqa: BLE001 - any error of encoding
+                    # Only this job fails. If its slot can run another job, this loop also performs the action appended.
                     log.error("bug", where="send", block=action.job.block_id, error=repr(error)[:200])
                     actions += [FailJob(action.job, InternalError(BUG)), *self._table.cancel(action.job.job_id, now())]
             elif isinstance(action, FailJob):
-                self._settle(action.job, action.error)
+                self._complete_future(action.job, action.error)
             elif isinstance(action, CancelOn):
                 self._members[action.worker].lane.cancel(action.worker, action.job_id)
             elif isinstance(action, RecallFrom):
@@ -275,27 +261,24 @@ class Dispatcher:
                 self._members[action.worker].lane.probe(action.worker, action.block_id)
             elif isinstance(action, Ejected):
                 self._metrics.ejections.labels("ejected").inc()
-                self._on_lost(action.worker, (action.block_id,))  # it gets no more of their sessions' requests
+                # The ejected worker gets no more requests of the block's sessions.
+                self._on_lost(action.worker, (action.block_id,))
                 worker = self._members[action.worker].worker_id
-                log.warning("ejected", worker=worker, block=action.block_id, reason=action.reason)
+                log.warning("worker_ejected", worker=worker, block=action.block_id, reason=action.reason)
             elif isinstance(action, Restored):
                 self._metrics.ejections.labels("restored").inc()
-                log.info("restored", worker=self._members[action.worker].worker_id, block=action.block_id)
+                log.info("worker_restored", worker=self._members[action.worker].worker_id, block=action.block_id)
 
-    def _settle(self, job: Job, outcome: InferResponse | PenstockError) -> None:
+    def _complete_future(self, job: Job, outcome: InferResponse | PenstockError) -> None:
         future = self._futures.get(job.job_id)
-        if future is None:
-            answers = self._streams.get(job.job_id)
-            if answers is not None:
-                answers.end(outcome)
-        elif future.done():
+        if future is None or future.done():
             return
-        elif isinstance(outcome, PenstockError):
+        if isinstance(outcome, PenstockError):
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
 
 
-def _of_request(response: InferResponse, request: InferRequest) -> InferResponse:
+def _with_request_ids(response: InferResponse, request: InferRequest) -> InferResponse:
     response.model, response.version, response.request_id = request.model, request.version, request.request_id
     return response

@@ -1,38 +1,44 @@
-"""Slots that failed too often: they are taken out, probed, and put back when they work. Decides; never acts."""
+"""Ejects slots that fail too often, probes them, and restores them. Pure: no I/O."""
 
-from heapq import heappop, heappush
+from functools import partial
 
 from penstock.router.actions import Action, Ejected, Probe, Restored
-from penstock.router.health import FAULTS, TIMEOUT, Condition, may_be_ejected
-from penstock.router.queues import Queue, homes
+from penstock.router.deadlines import Deadlines
+from penstock.router.health import FAULTS, TIMEOUT, Condition, ejection_limit
+from penstock.router.queues import Queue, awaited_slots
 from penstock.router.slots import Slot
 
 
 class Ejections:
     def __init__(self) -> None:
-        self._probes: list[tuple[float, int, Queue, Slot]] = []
-        self._count = 0
+        self._probes = Deadlines[tuple[Queue, Slot]](_is_due)
 
-    def judge(self, queue: Queue, slot: Slot, code: str, message: str, now: float) -> list[Action]:
-        """Ejects the slot after too many failures in a row; those that are the request's own fault do not count."""
+    def record_failure(self, queue: Queue, slot: Slot, code: str, message: str, now: float) -> list[Action]:
+        """Count a failure of the slot, and eject the slot after too many failures in a row.
+
+        Only timeouts and the errors in FAULTS count.
+        """
         if slot.is_ejected or not slot.credits or (code not in FAULTS and code != TIMEOUT):
             return []
         condition = slot.condition = slot.condition or Condition()
         rules = queue.rules.health
-        is_unfit = condition.timed_out(rules) if code == TIMEOUT else condition.failed(rules, message)
-        if not is_unfit or len(queue.ejected) >= _bound(queue):
+        has_too_many = condition.count_timeout(rules) if code == TIMEOUT else condition.count_failure(rules, message)
+        if not has_too_many or len(queue.ejected) >= _ejection_limit(queue):
             return []
         condition.eject(rules, now)
-        self._watch(queue, slot, condition)
+        self._schedule_probe(queue, slot, condition)
         queue.eject(slot)
         waiting = queue.drain(slot.line)
         queue.move(waiting)
-        return [Ejected(slot.worker, slot.block_id, condition.reason), *queue.spread(homes(waiting), now)]
+        return [
+            Ejected(slot.worker, slot.block_id, condition.reason),
+            *queue.assign_all_waiting(awaited_slots(waiting), now),
+        ]
 
-    def relieve(self, queue: Queue, now: float) -> list[Action]:
-        """Where too few fit slots are left, those that were ejected first take jobs again, fit or not."""
+    def restore_excess(self, queue: Queue, now: float) -> list[Action]:
+        """Restore slots, the earliest ejected first, until no more slots are ejected than the rules allow."""
         actions: list[Action] = []
-        while len(queue.ejected) > _bound(queue):
+        while len(queue.ejected) > _ejection_limit(queue):
             actions += self._restore(queue, next(iter(queue.ejected.values())), now)
         return actions
 
@@ -44,32 +50,33 @@ class Ejections:
         if not problem:
             return self._restore(queue, slot, now)
         if condition.is_probing:
-            condition.put_off(queue.rules.health, now)
-            self._watch(queue, slot, condition)
+            condition.postpone_probe(queue.rules.health, now)
+            self._schedule_probe(queue, slot, condition)
         return []
 
     def tick(self, now: float) -> list[Action]:
-        due: list[tuple[float, int, Queue, Slot]] = []
-        while self._probes and self._probes[0][0] <= now:
-            due.append(heappop(self._probes))
         actions: list[Action] = []
-        for when, _, queue, slot in due:
+        for queue, slot in [*iter(partial(self._probes.pop, now), None)]:
             condition = slot.condition
-            if condition is None or condition.due != when:
+            if condition is None:
                 continue
             if condition.start_probe(queue.rules.health, now):
                 actions.append(Probe(slot.worker, slot.block_id))
-            self._watch(queue, slot, condition)
+            self._schedule_probe(queue, slot, condition)
         return actions
 
     def _restore(self, queue: Queue, slot: Slot, now: float) -> list[Action]:
         queue.restore(slot)
-        return [Restored(slot.worker, slot.block_id), *queue.hand_on(slot, now)]
+        return [Restored(slot.worker, slot.block_id), *queue.assign_waiting(slot, now)]
 
-    def _watch(self, queue: Queue, slot: Slot, condition: Condition) -> None:
-        self._count += 1
-        heappush(self._probes, (condition.due, self._count, queue, slot))
+    def _schedule_probe(self, queue: Queue, slot: Slot, condition: Condition) -> None:
+        self._probes.watch(condition.due, (queue, slot))
 
 
-def _bound(queue: Queue) -> int:
-    return may_be_ejected(queue.rules.health, len(queue.ejected) + len(queue.places))
+def _is_due(probe: tuple[Queue, Slot], when: float) -> bool:
+    condition = probe[1].condition
+    return condition is not None and condition.due == when
+
+
+def _ejection_limit(queue: Queue) -> int:
+    return ejection_limit(len(queue.ejected) + len(queue.key_owners))

@@ -1,7 +1,8 @@
-"""Which slots are fit to take jobs. Decides; never acts.
+"""The health of slots: when failures eject a slot, and when an ejected slot is probed. Pure: no I/O.
 
-Failures or timeouts in a row eject a slot; it takes no new jobs until a probe of it works. The time between probes
-doubles while they fail. Some slots always stay, however bad they are: a job that may fail is better than none.
+Several failures or timeouts in a row eject a slot: the slot gets no new jobs until a probe succeeds. The time between
+probes doubles while probes fail. At least one slot of a block is never ejected, because a failing slot is better than
+no slot.
 """
 
 from dataclasses import dataclass
@@ -10,56 +11,57 @@ from math import inf
 from penstock.core.errors import DeadlineExceeded, DeviceOutOfMemory, EngineFailed, InternalError, WireError
 from penstock.core.settings import Health
 
-# Of the model or its worker. Where a GPU has no room for anything any more, another may have.
+# Failures of the model or its worker. They include DeviceOutOfMemory, because another worker's GPU may have room.
 FAULTS = frozenset({EngineFailed.code, InternalError.code, WireError.code, DeviceOutOfMemory.code})
 TIMEOUT = DeadlineExceeded.code
-MAX_MESSAGE = 300  # characters of what failed that are kept
+MAX_WAITS = 12  # longest time between probes, in multiples of eject_s: a minute by default
+MAX_MESSAGE = 300  # characters of an error message that are stored
 
 
 @dataclass(slots=True)
 class Condition:
-    """What speaks against a slot. One in good order has none."""
+    """The recent failures of a slot; a healthy slot has no Condition."""
 
-    failures: int = 0  # in a row, as the timeouts
-    timeouts: int = 0
+    failures: int = 0  # in a row
+    timeouts: int = 0  # in a row
     reason: str = ""
     ejected_at: float = 0.0
-    wait_s: float = 0.0  # from one probe to the next
-    due: float = inf  # when the next probe is sent, or the one that was has failed
+    wait_s: float = 0.0  # between two probes
+    due: float = inf  # when to send the next probe, or to stop waiting for the answer to the last probe
     is_probing: bool = False
 
-    def failed(self, rules: Health, message: str) -> bool:
-        """True: the slot is to be ejected, if others may stand in."""
+    def count_failure(self, rules: Health, message: str) -> bool:
+        """Count a failure; return whether the slot has had too many failures in a row."""
         self.failures += 1
         self.reason = f"{self.failures} failures in a row; last: {message[:MAX_MESSAGE]}"
         return 0 < rules.failures <= self.failures
 
-    def timed_out(self, rules: Health) -> bool:
-        """True: the slot is to be ejected, if others may stand in."""
+    def count_timeout(self, rules: Health) -> bool:
+        """Count a timeout; return whether the slot has had too many timeouts in a row."""
         self.timeouts += 1
         self.reason = f"{self.timeouts} deadlines in a row passed while it ran requests"
         return 0 < rules.timeouts <= self.timeouts
 
     def eject(self, rules: Health, now: float) -> None:
         self.ejected_at = now
-        self.wait_s = min(rules.eject_s, rules.eject_max_s)
+        self.wait_s = rules.eject_s
         self.due = now + self.wait_s
 
     def start_probe(self, rules: Health, now: float) -> bool:
-        """When one is due. False: the last one went unanswered, and the next has to wait."""
+        """Return whether to send a probe now; if the last probe is unanswered, postpone the next and return False."""
         if self.is_probing:
-            self.put_off(rules, now)
+            self.postpone_probe(rules, now)
             return False
         self.is_probing = True
         self.due = now + rules.eject_s
         return True
 
-    def put_off(self, rules: Health, now: float) -> None:
+    def postpone_probe(self, rules: Health, now: float) -> None:
         self.is_probing = False
-        self.wait_s = min(2 * self.wait_s, rules.eject_max_s)
+        self.wait_s = min(2 * self.wait_s, MAX_WAITS * rules.eject_s)
         self.due = now + self.wait_s
 
 
-def may_be_ejected(rules: Health, slots: int) -> int:
-    """How many of a block's slots may be ejected at once; one always stays."""
-    return max(0, min(int(rules.max_ejected * slots + 1e-9), slots - 1))
+def ejection_limit(slots: int) -> int:
+    """Return how many of a block's slots may be ejected at once: half, so that the other slots can run all jobs."""
+    return slots // 2

@@ -1,8 +1,9 @@
-"""The job table: which jobs wait, which run where, and what happens to them. Decides; never acts.
+"""The job table: the waiting jobs, and the running jobs by worker. Pure: no I/O.
 
-A job is waiting (in one of its block's lines), running (on a worker that holds one of its credits) or gone.
-A job with a key or a session belongs to one worker and waits for that one; any other takes the first that is free.
-Every method takes `now` and returns the actions that follow; same state and event, same actions.
+A job waits in one of its block's lines, runs on a slot (and uses one of the worker's credits), or is not in the table.
+A job with a key or a session belongs to one slot and waits for that slot; any other job goes to the first free slot.
+If no worker has a block, the block's jobs wait if a worker is expected to load it soon; otherwise they are refused.
+Event methods take `now` and return the actions to perform; the same state and event give the same actions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,35 +12,39 @@ from math import inf
 
 from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout, WorkerLost
 from penstock.router.actions import Action, CancelOn, FailJob, Retry
-from penstock.router.deadlines import JobDeadlines
+from penstock.router.deadlines import Deadlines
 from penstock.router.ejections import Ejections
 from penstock.router.health import TIMEOUT
 from penstock.router.policies.policy import Draw
-from penstock.router.queues import BlockRules, Queue, homes
-from penstock.router.slots import BlockActivity, Job, Offer, Slot, SlotStanding
+from penstock.router.queues import BlockRules, Queue, awaited_slots, no_worker_error
+from penstock.router.slots import BlockActivity, Job, Offer, Slot, SlotState
 
-LATE_S = 0.1  # a failure so short before the deadline is that of a model which did not answer in time
-UNANSWERED = frozenset({DeadlineExceeded.code, QueueTimeout.code})  # a worker says so, but has no answer
+MAX_ATTEMPTS = 3  # of a request whose workers die; the limit bounds how many workers a harmful request can kill
+MOVE_S = 10.0  # for the manager to place a block on another worker after its last worker was lost
+LATE_S = 0.1  # a failure this shortly before the deadline counts as no answer in time
+UNANSWERED = frozenset({DeadlineExceeded.code, QueueTimeout.code})  # failures that do not count as answers of a worker
 
 
 class JobTable:
-    def __init__(self, max_attempts: int, draw: Draw) -> None:
+    def __init__(self, draw: Draw, max_attempts: int = MAX_ATTEMPTS) -> None:
         self._max_attempts = max_attempts
         self._draw = draw
         self._jobs: dict[int, Job] = {}
         self._queues: dict[str, Queue] = {}
         self._ejections = Ejections()
-        self._deadlines = JobDeadlines(self._jobs, lambda job, when: True)
-        self._queue_deadlines = JobDeadlines(self._jobs, _may_time_out)
-        self._switched: dict[str, None] = {}  # blocks that have got other rules since the last tick
+        self._deadlines = Deadlines[int](lambda job_id, when: job_id in self._jobs)
+        self._queue_deadlines = Deadlines[int](self._has_queue_deadline)
+        self._workers: set[bytes] = set()  # connected workers
+        self._unheld: dict[str, None] = {}  # blocks that had workers and have none now
+        self._changed_rules: dict[str, None] = {}  # blocks whose rules changed since the last tick
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    # --- what is asked
+    # --- queries
 
     def lengths(self) -> dict[str, tuple[int, int]]:
-        """How many jobs wait and how many run, by block."""
+        """Return the numbers of waiting and of running jobs, by block."""
         return {
             block_id: (queue.length, sum(slot.in_flight for slot in queue.slots.values()))
             for block_id, queue in self._queues.items()
@@ -51,41 +56,42 @@ class JobTable:
                 queue.length + sum(slot.in_flight for slot in queue.slots.values()),
                 queue.length,
                 queue.unanswered,
-                max((slot.heard for slot in queue.slots.values()), default=0.0),
+                max((slot.last_answer_at for slot in queue.slots.values()), default=0.0),
                 max((slot.latency_s for slot in queue.slots.values()), default=0.0),
-                queue.rules.health.unanswered_s,
             )
             for block_id, queue in self._queues.items()
         }
 
-    def standing(self, block_id: str, now: float) -> list[SlotStanding]:
+    def slot_states(self, block_id: str, now: float) -> list[SlotState]:
         queue = self._queues.get(block_id)
-        return [slot.standing(now) for slot in queue.slots.values()] if queue else []
+        return [slot.state_at(now) for slot in queue.slots.values()] if queue else []
 
     def owner(self, block_id: str, key: str) -> bytes | None:
-        """The worker that jobs with this key, or of this session, go to."""
+        """Return the worker that runs the jobs with this key or session id."""
         queue = self._queues.get(block_id)
-        slot = queue.places.owner(key) if queue else None
+        slot = queue.key_owners.owner(key) if queue else None
         return slot.worker if slot else None
 
     # --- blocks
 
     def declare(self, block_id: str, rules: BlockRules) -> None:
-        """Makes the block's queue, so that jobs may wait for its first worker, or gives it other rules from now on.
+        """Create the block's queue, so that jobs may wait for its first worker, or change the rules of its queue.
 
-        What other rules allow to be sent goes with the next tick.
+        Jobs that can be sent under the new rules are sent by the next tick.
         """
         queue = self._queues.get(block_id)
         if queue is None:
             self._queues[block_id] = Queue(rules, self._draw)
         elif rules != queue.rules:
-            if queue.adopt(rules, self._draw):
+            if queue.change_rules(rules, self._draw):
                 queue.move(queue.drain_all())
-            self._switched[block_id] = None
+            self._changed_rules[block_id] = None
 
     def retire(self, blocks: Mapping[str, PenstockError]) -> list[Action]:
-        """Nobody else asks these blocks, and no others are retired: what waits is run by the workers that have them
-        still, and fails with the last of those."""
+        """Set the withdrawn blocks; the values are the errors for the jobs of each block.
+
+        A block's waiting jobs run if a worker still has the block; otherwise these jobs fail.
+        """
         actions: list[Action] = []
         for block_id, queue in self._queues.items():
             queue.retired = blocks.get(block_id)
@@ -95,13 +101,16 @@ class JobTable:
     # --- jobs
 
     def submit(self, job: Job, now: float) -> list[Action]:
-        """Raises QueueFull, InvalidRequest where a key is missing, or WorkerLost where only one worker that is gone
-        could run it, and then knows nothing of the job."""
+        """Add a job, or raise an error without adding the job.
+
+        Raise QueueFull if the queue is full, InvalidRequest if a required key is missing, WorkerLost if only a lost
+        worker could run the job, or ModelNotReady if no worker has the block and no worker is expected to load it soon.
+        """
         queue = self._queues[job.block_id]
         if queue.is_hashed or job.session:
             if queue.has_lost_home(job):
-                raise _homeless()
-            line, slot = queue.seek(job, now)
+                raise _lost_session_error()
+            line, slot = queue.find_line(job, now)
         else:
             line = queue.line
             slot = None if line.length else queue.policy.choose(now)
@@ -110,8 +119,8 @@ class JobTable:
         if slot is not None:
             actions.append(queue.assign(slot, job, now))
         else:
-            queue.check_room(job)
-            queue.wait(line, job)
+            queue.check_room(job, now)
+            queue.add_waiting(line, job)
             if queue.recalls is not None:
                 actions += queue.recall([job])
             if job.queue_deadline < inf:
@@ -123,9 +132,9 @@ class JobTable:
     def complete(
         self, worker: bytes, job_id: int, attempt: int, now: float, code: str = "", message: str = ""
     ) -> tuple[Job | None, list[Action]]:
-        """The job that the reply answers, with its session's home, or None for a late or unknown one.
+        """Complete a job with its worker's final reply; return the job, or None if the reply is late or unexpected.
 
-        `code` is that of a failure.
+        `code` and `message` describe a failure; an empty code is a success. `job.home` is set to the worker.
         """
         job = self._jobs.get(job_id)
         if job is None or (slot := job.slot) is None or slot.worker != worker or job.attempt != attempt:
@@ -137,45 +146,46 @@ class JobTable:
             if code in UNANSWERED or now > job.deadline - LATE_S:
                 queue.unanswered += 1
             else:
-                slot.heard = now
-            actions = self._ejections.judge(queue, slot, code, message, now) + self._fail_orphans(queue)
+                slot.last_answer_at = now
+            actions = self._ejections.record_failure(queue, slot, code, message, now) + self._fail_orphans(queue)
         else:
             actions = []
             slot.measure(now - job.sent, now)
-            slot.heard = now
+            slot.last_answer_at = now
             if slot.condition is not None and not slot.is_ejected:
                 slot.condition = None
         job.home = worker
         if queue.length:
-            actions += queue.hand_on(slot, now)
-        elif not slot.is_listed or queue.policy.is_counting:
-            queue.review(slot)
+            actions += queue.assign_waiting(slot, now)
+        elif not slot.is_listed or queue.policy.tracks_job_counts:
+            queue.update_policy(slot)
         return job, actions
 
-    def partial(self, worker: bytes, job_id: int, attempt: int, now: float) -> Job | None:
-        """The job that one of several answers belongs to, or None for a late or unknown one."""
+    def find_for_partial(self, worker: bytes, job_id: int, attempt: int, now: float) -> Job | None:
+        """Return the job to which a partial answer belongs, or None if the answer is late or the job unknown."""
         job = self._jobs.get(job_id)
         if job is None or job.slot is None or job.slot.worker != worker or job.attempt != attempt:
             return None
-        job.slot.heard = now
+        job.slot.last_answer_at = now
         return job
 
     def cancel(self, job_id: int, now: float) -> list[Action]:
-        """The caller left: the job leaves the queue, or its worker is told."""
+        """Remove a job whose caller disconnected; if the job is running, cancel it on its worker."""
         job = self._jobs.get(job_id)
-        slot = None if job is None else self._drop(job)
+        slot = None if job is None else self._remove_job(job)
         if slot is None:
             return []
-        return [CancelOn(slot.worker, job_id), *self._queues[slot.block_id].hand_on(slot, now)]
+        return [CancelOn(slot.worker, job_id), *self._queues[slot.block_id].assign_waiting(slot, now)]
 
     # --- workers
 
     def join(self, worker: bytes, offers: Iterable[Offer], now: float) -> list[Action]:
-        """A worker said which blocks it holds, with how many credits; what it no longer offers takes no more."""
+        """Set the blocks and credits that a worker offers; other blocks of the worker get no more jobs there."""
         offered = {offer.block_id: offer for offer in offers}
         for block_id in offered:
             if block_id not in self._queues:
                 raise KeyError(block_id)
+        self._workers.add(worker)
         actions: list[Action] = []
         for block_id, queue in self._queues.items():
             slot, offer = queue.slots.get(worker), offered.get(block_id)
@@ -183,22 +193,29 @@ class JobTable:
                 if slot is None:
                     slot = queue.slots[worker] = Slot(worker, block_id, 0, offer.name or worker.hex())
                 queue.grant(slot, offer)
-                actions += queue.hand_on(slot, now)
+                self._unheld.pop(block_id, None)
+                actions += queue.assign_waiting(slot, now)
             elif slot is not None and slot.credits:
-                actions += self._withdraw(queue, slot, (), now)
+                actions += self._withdraw(queue, slot, (), now, queue.rules.max_waiting_s)
         return actions
 
-    def leave(self, worker: bytes, now: float) -> list[Action]:
-        """A worker is gone: what ran there goes back in front of its queue, where it may run again."""
+    def leave(self, worker: bytes, now: float, is_expected_back: bool = True) -> list[Action]:
+        """Remove a lost worker; the worker's running jobs return to the front of their queues or fail.
+
+        If no other worker has a block, the block's jobs wait for this worker if `is_expected_back`, or else until the
+        manager places the block on another connected worker. If no worker is connected, the jobs are refused.
+        """
+        self._workers.discard(worker)
         actions: list[Action] = []
         for queue in self._queues.values():
             slot = queue.slots.pop(worker, None)
             if slot is not None:
-                actions += self._withdraw(queue, slot, list(slot.jobs.values()), now)
+                wait_s = queue.rules.max_waiting_s if is_expected_back else MOVE_S if self._workers else 0.0
+                actions += self._withdraw(queue, slot, list(slot.jobs.values()), now, wait_s)
         return actions
 
     def hand_back(self, worker: bytes, job_ids: Iterable[int], now: float) -> list[Action]:
-        """A worker returns jobs that it did not start, unasked or asked: they did not cost an attempt."""
+        """Queue again the jobs that a worker returned before starting them; the return does not count as an attempt."""
         actions: list[Action] = []
         touched: dict[str, list[Slot]] = {}
         for job_id in reversed(list(job_ids)):
@@ -206,96 +223,111 @@ class JobTable:
             if job is None or (slot := job.slot) is None or slot.worker != worker:
                 continue
             queue = self._queues[job.block_id]
-            is_recalled = queue.recalls is not None and queue.recalls.gone(job)
+            is_recalled = queue.recalls is not None and queue.recalls.forget(job)
             queue.release(slot, job)
-            queue.review(slot)
+            queue.update_policy(slot)
             queue.move([job], is_first=True)
             if job.queue_deadline < inf:
                 self._queue_deadlines.watch(job.queue_deadline, job.job_id)
-            touched.setdefault(job.block_id, []).extend([slot, *homes([job])])
+            touched.setdefault(job.block_id, []).extend([slot, *awaited_slots([job])])
             actions.append(Retry(job, "recalled" if is_recalled else "handed_back"))
         for block_id, slots in touched.items():
             queue = self._queues[block_id]
-            actions += self._fail_orphans(queue) + queue.spread(slots, now) + self._fail_stranded(queue)
+            actions += self._fail_orphans(queue) + queue.assign_all_waiting(slots, now) + self._fail_stranded(queue)
         return actions
 
     def probed(self, worker: bytes, block_id: str, problem: str, now: float, is_idle: bool = False) -> list[Action]:
-        """A worker answered a probe; an empty problem says that the block works.
+        """Handle a worker's answer to a probe; an empty `problem` means that the block works.
 
-        Where jobs wait here for a worker that has none (`is_idle`), that does not help them.
+        `is_idle`: the worker reports that it runs no job. If jobs of the block wait although the worker is idle, a
+        success does not count as an answer of the worker.
         """
         queue = self._queues.get(block_id)
         slot = queue.slots.get(worker) if queue else None
         if queue and slot and not problem and not (queue.length and is_idle):
-            slot.heard = now
+            slot.last_answer_at = now
         return self._ejections.probed(queue, worker, problem, now) if queue else []
 
     # --- time
 
     def tick(self, now: float) -> list[Action]:
-        """Fails what is past its deadline or waited too long, sends probes, and what other rules allow to be sent."""
+        """Fail jobs past their deadlines, send due probes, and send the jobs that changed rules now allow."""
         actions: list[Action] = []
         freed: list[Slot] = []
-        while (job := self._deadlines.pop(now)) is not None:
+        while (job_id := self._deadlines.pop(now)) is not None:
+            job = self._jobs[job_id]
             where = "running" if job.slot else "waiting"
-            slot = self._drop(job)
+            slot = self._remove_job(job)
             if slot is not None:
                 slot.measure(now - job.sent, now)
                 freed.append(slot)
                 actions.append(CancelOn(slot.worker, job.job_id))
             actions.append(FailJob(job, DeadlineExceeded(f"the deadline passed while the request was {where}")))
-        while (job := self._queue_deadlines.pop(now)) is not None:
-            actions += self._time_out(job, now)
-        # Only now, so that nothing is sent that has just failed.
+        while (job_id := self._queue_deadlines.pop(now)) is not None:
+            actions += self._fail_or_delay(self._jobs[job_id], now)
+        # Freed credits are assigned after all expired jobs are removed, so that no expired job gets one.
         for slot in freed:
             queue = self._queues[slot.block_id]
-            actions += self._ejections.judge(queue, slot, TIMEOUT, "", now) + self._fail_orphans(queue)
-            actions += queue.hand_on(slot, now)
-        while self._switched:
-            queue = self._queues[self._switched.popitem()[0]]
-            actions += self._ejections.relieve(queue, now) + self._fail_orphans(queue)
-            actions += queue.spread(queue.slots.values(), now)
+            actions += self._ejections.record_failure(queue, slot, TIMEOUT, "", now) + self._fail_orphans(queue)
+            actions += queue.assign_waiting(slot, now)
+        while self._changed_rules:
+            queue = self._queues[self._changed_rules.popitem()[0]]
+            actions += self._ejections.restore_excess(queue, now) + self._fail_orphans(queue)
+            actions += queue.assign_all_waiting(queue.slots.values(), now)
+        for queue in [self._queues[block_id] for block_id in self._unheld]:
+            if queue.length and now >= queue.waits_until:
+                actions += self._refuse_waiting(queue)
         return actions + self._ejections.tick(now)
 
-    def _time_out(self, job: Job, now: float) -> list[Action]:
+    def _has_queue_deadline(self, job_id: int, when: float) -> bool:
+        job = self._jobs.get(job_id)
+        return job is not None and job.line is not None and not job.is_delayed and job.queue_deadline == when
+
+    def _fail_or_delay(self, job: Job, now: float) -> list[Action]:
         queue = self._queues[job.block_id]
         if queue.rules.priorities.policy(job.priority).on_timeout == "delay":
             queue.delay(job)
             return []
-        self._drop(job)
-        said = f"no worker was free for it in {now - job.submitted:.3f} s, and it may wait no longer (queue timeout)"
-        return [FailJob(job, QueueTimeout(said, block=job.block_id))]
+        self._remove_job(job)
+        message = f"no worker was free within the queue timeout ({now - job.submitted:.3f} s); try again later"
+        return [FailJob(job, QueueTimeout(message, block=job.block_id))]
 
-    # --- what the above is made of
+    # --- internals
 
-    def _drop(self, job: Job) -> Slot | None:
-        """The job is gone; returns the slot that ran it, whose credit has to be handed on."""
+    def _remove_job(self, job: Job) -> Slot | None:
+        """Remove an unanswered job; return the slot that ran the job. The caller must assign the slot's free credit."""
         queue = self._queues[job.block_id]
         queue.unanswered += 1
         slot = job.slot
         del self._jobs[job.job_id]
         if slot is None:
-            queue.take_out(job)
+            queue.remove_waiting(job)
         else:
             queue.release(slot, job)
         return slot
 
-    def _withdraw(self, queue: Queue, slot: Slot, lost: Sequence[Job], now: float) -> list[Action]:
-        """It takes no more jobs: what waits for it, and what was lost with it, goes elsewhere."""
+    def _withdraw(self, queue: Queue, slot: Slot, lost: Sequence[Job], now: float, wait_s: float) -> list[Action]:
+        """Stop sending jobs to the slot; queue its waiting jobs and the `lost` jobs for other slots.
+
+        If the block has no other slot, the jobs wait at most `wait_s` for a new slot.
+        """
         waiting = queue.drain(slot.line)
         queue.withdraw(slot)
-        actions = self._ejections.relieve(queue, now)
+        if not queue.has_slots:
+            queue.waits_until = min(queue.waits_until, now + wait_s)
+            self._unheld[slot.block_id] = None
+        actions = self._ejections.restore_excess(queue, now)
         queue.move(waiting)
-        actions += [self._lose(queue, job) for job in reversed(lost)]
+        actions += [self._requeue_or_fail(queue, job) for job in reversed(lost)]
         actions += self._fail_orphans(queue)
-        actions += queue.spread(homes([*waiting, *lost]), now) + self._fail_stranded(queue)
+        actions += queue.assign_all_waiting(awaited_slots([*waiting, *lost]), now) + self._fail_stranded(queue)
         return actions + queue.recall(lost)
 
     def _fail_orphans(self, queue: Queue) -> list[Action]:
-        orphans, queue.orphans = queue.orphans, []
-        for job in orphans:
+        homeless, queue.homeless = queue.homeless, []
+        for job in homeless:
             del self._jobs[job.job_id]
-        return [FailJob(job, _homeless()) for job in orphans]
+        return [FailJob(job, _lost_session_error()) for job in homeless]
 
     def _fail_stranded(self, queue: Queue) -> list[Action]:
         if queue.retired is None or not queue.is_stranded:
@@ -305,26 +337,31 @@ class JobTable:
             del self._jobs[job.job_id]
         return [FailJob(job, copy(queue.retired)) for job in stranded]
 
-    def _lose(self, queue: Queue, job: Job) -> Action:
+    def _refuse_waiting(self, queue: Queue) -> list[Action]:
+        """Fail the waiting jobs of a block that no worker has; a job that ran on a lost worker may have completed."""
+        jobs = queue.drain_all()
+        for job in jobs:
+            del self._jobs[job.job_id]
+        gone = "the worker died while it ran the request, and this gateway reaches no other worker that has the model"
+        return [FailJob(job, WorkerLost(gone) if job.losses else no_worker_error(job)) for job in jobs]
+
+    def _requeue_or_fail(self, queue: Queue, job: Job) -> Action:
         job.slot = None
         if queue.recalls is not None:
-            queue.recalls.gone(job)
+            queue.recalls.forget(job)
         job.losses += 1
         if job.is_idempotent and not job.has_answered and job.losses < self._max_attempts:
-            job.queue_deadline = inf  # it had left its queue in time
+            job.queue_deadline = inf  # the job already left its queue in time
             queue.move([job], is_first=True)
             return Retry(job, "worker_lost")
         del self._jobs[job.job_id]
         if job.has_answered:
-            return FailJob(job, WorkerLost("the worker died in the midst of its answer, which no other goes on with"))
+            return FailJob(job, WorkerLost("the worker died while streaming; a partial answer cannot be resumed"))
         if not job.is_idempotent:
-            return FailJob(job, WorkerLost("the worker died, and this model must not run a request twice"))
+            message = "the worker died while it ran the request, and this model must not run a request twice"
+            return FailJob(job, WorkerLost(message))
         return FailJob(job, WorkerLost(f"{job.losses} workers died while they ran this request"))
 
 
-def _homeless() -> WorkerLost:
-    return WorkerLost("the worker that had the session's state is gone; nothing was run")
-
-
-def _may_time_out(job: Job, when: float) -> bool:
-    return job.line is not None and not job.is_delayed and job.queue_deadline == when
+def _lost_session_error() -> WorkerLost:
+    return WorkerLost("the worker that had the session's state is gone; the request was not run")

@@ -1,71 +1,132 @@
-"""A block in the job table: its slots, the policy that chooses among them, and the lines of those who wait."""
+"""A block in the job table: the block's slots, the policy that chooses a slot, and the lines in which jobs wait."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
+from math import inf
 from operator import attrgetter
 
-from penstock.core.errors import InvalidRequest, PenstockError, QueueFull
-from penstock.core.settings import BlockSettings, Health, Priorities, Routing
-from penstock.router.actions import Action, Send
-from penstock.router.policies.hashing import KeyPlaces
+from penstock.core.errors import InvalidRequest, ModelNotReady, PenstockError, QueueFull
+from penstock.core.settings import BlockSettings, Health, Priorities, Residence, Routing
+from penstock.router.actions import Action, RecallFrom, Send
+from penstock.router.policies.hashing import KeyOwners
 from penstock.router.policies.policy import Draw, make_policy
-from penstock.router.recalls import Recalls
 from penstock.router.slots import Job, Line, Offer, Slot
 
-_turn = attrgetter("rank", "submitted")  # of those who wait, the lower goes first
+MAX_RECALLS = 3  # of one job
+_turn = attrgetter("rank", "submitted")  # jobs with lower values leave their lines first
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRules:
+    """The settings of a block that the router follows."""
+
     max_queue: int = 1024
     routing: Routing = field(default_factory=Routing)
     health: Health = field(default_factory=Health)
     priorities: Priorities = field(default_factory=Priorities)
+    max_waiting_s: float = Residence().max_waiting_s
 
     @classmethod
     def of(cls, settings: BlockSettings, routing: Routing | None = None) -> "BlockRules":
-        """`routing` stands before the model's own."""
-        return cls(settings.batching.max_queue, routing or settings.routing, settings.health, settings.priorities)
+        """Return the rules in a block's settings; `routing` replaces `settings.routing` unless `routing` is None."""
+        return cls(
+            settings.batching.max_queue,
+            routing or settings.routing,
+            settings.health,
+            settings.priorities,
+            settings.residence.max_waiting_s,
+        )
+
+
+class Recalls:
+    """Chooses jobs to recall from workers in favour of a waiting job of a higher level.
+
+    Each waiting job recalls at most one job: of the jobs of the lowest level the one that was sent last, because the
+    worker has most likely not started that job. A worker ignores the recall of a started job. A job is recalled at most
+    `MAX_RECALLS` times. Jobs of sessions are never recalled, because a session must stay on its worker.
+    """
+
+    def __init__(self) -> None:
+        self._sent: defaultdict[int, dict[int, Job]] = defaultdict(dict)  # by level, in the order of sending
+        self._asked: set[int] = set()  # recalled jobs that their workers still have
+
+    def add_sent(self, job: Job) -> None:
+        if not job.session and job.recalls < MAX_RECALLS:
+            self._sent[job.priority][job.job_id] = job
+
+    def forget(self, job: Job) -> bool:
+        """Forget a job that is no longer on its worker; return whether the job had been recalled."""
+        self._sent[job.priority].pop(job.job_id, None)
+        was_asked = job.job_id in self._asked
+        self._asked.discard(job.job_id)
+        return was_asked
+
+    def choose(self, waiting: Job) -> RecallFrom | None:
+        """Return the recall in favour of this waiting job, or None if no job of a lower level can be recalled."""
+        if waiting.line is None or waiting.is_delayed:
+            return None
+        found = self._find_last_below(waiting.priority, waiting.line.slot)
+        if found is None or found.slot is None:
+            return None
+        del self._sent[found.priority][found.job_id]
+        self._asked.add(found.job_id)
+        found.recalls += 1
+        return RecallFrom(found.slot.worker, found.job_id)
+
+    def _find_last_below(self, level: int, only: Slot | None) -> Job | None:
+        """Return the last sent job of the lowest level below `level`; if `only` is given, only jobs on this slot."""
+        for lower in sorted(self._sent, reverse=True):
+            if lower <= level:
+                return None
+            for job in reversed(self._sent[lower].values()):
+                if job.slot is only if only is not None else job.slot is not None and job.slot.may_take:
+                    return job
+        return None
 
 
 class Queue:
-    """While a job waits in `line`, no slot has a credit left; while one waits in a slot's line, that slot has none."""
+    """Holds a block's slots and waiting jobs, and assigns jobs to slots.
+
+    Invariant: a job waits in `line` only if no slot has a credit left, and in a slot's own line only if that slot has
+    no credit left.
+    """
 
     def __init__(self, rules: BlockRules, draw: Draw) -> None:
         self.rules = rules
         self.policy = make_policy(rules.routing, draw)
         self.is_hashed = rules.routing.policy == "hash"
-        self._has_bounds = _has_bounds(rules.priorities)
+        self._has_level_limits = _has_level_limits(rules.priorities)
         self.recalls = Recalls() if rules.priorities.levels > 1 else None
         self.slots: dict[bytes, Slot] = {}
-        self.places = KeyPlaces()  # of the fit slots
-        self.ejected: dict[bytes, Slot] = {}  # in the order of their ejection
-        self.line = Line()  # for any slot
-        self.homeless = Line()  # jobs that belong to one slot, while there is none
-        self.orphans: list[Job] = []  # jobs whose home is gone for good: to be failed
-        self.unanswered = 0  # jobs that left without an answer: too late, or given up
-        self.retired: PenstockError | None = None  # what is told to those who wait when the last slot goes
-        self.length = 0  # of all lines together
-        self._levels: defaultdict[int, int] = defaultdict(int)  # how many wait, by level
+        self.key_owners = KeyOwners()  # maps keys to the slots that are not ejected
+        self.ejected: dict[bytes, Slot] = {}  # in the order of ejection
+        self.line = Line()  # jobs that any slot may take
+        self.unassigned = Line()  # jobs with a key or session, while the block has no slot
+        self.homeless: list[Job] = []  # jobs whose only possible worker is gone; the job table fails them
+        self.unanswered = 0  # jobs that left without an answer: timed out or cancelled
+        self.retired: PenstockError | None = None  # error for the jobs of a withdrawn block when no slot is left
+        self.waits_until = inf  # while no worker has the block: when jobs stop waiting for a worker
+        self.length = 0  # jobs in all lines together
+        self._levels: defaultdict[int, int] = defaultdict(int)  # waiting jobs by level
 
     # --- slots
 
     def grant(self, slot: Slot, offer: Offer) -> None:
         weight = offer.weight if offer.weight > 0 else 1.0
         if (slot.weight, slot.distance) != (weight, offer.distance):
-            self._unlist(slot)
+            self._remove_slot(slot)
             slot.weight, slot.distance = weight, offer.distance
         slot.credits = offer.credits
-        if not slot.is_ejected and slot not in self.places:
-            self._move_in(slot)
-        self.review(slot)
+        self.waits_until = inf
+        if not slot.is_ejected and slot not in self.key_owners:
+            self._add_key_owner(slot)
+        self.update_policy(slot)
 
     def withdraw(self, slot: Slot) -> None:
-        """The slot takes no more jobs."""
-        self._unlist(slot)
-        self.places.remove(slot)
+        self._remove_slot(slot)
+        self.key_owners.remove(slot)
         self.ejected.pop(slot.worker, None)
         slot.credits = 0
         slot.is_ejected = False
@@ -74,22 +135,22 @@ class Queue:
     def eject(self, slot: Slot) -> None:
         slot.is_ejected = True
         self.ejected[slot.worker] = slot
-        self.places.remove(slot)
-        self._unlist(slot)
+        self.key_owners.remove(slot)
+        self._remove_slot(slot)
 
     def restore(self, slot: Slot) -> None:
         del self.ejected[slot.worker]
         slot.is_ejected = False
         slot.condition = None
-        self._move_in(slot)
-        self.review(slot)
+        self._add_key_owner(slot)
+        self.update_policy(slot)
 
-    def adopt(self, rules: BlockRules, draw: Draw) -> bool:
-        """Takes other rules. Returns whether jobs that wait may belong into other lines."""
+    def change_rules(self, rules: BlockRules, draw: Draw) -> bool:
+        """Replace the rules; return whether waiting jobs may now belong to other lines."""
         before, self.rules = self.rules.routing.policy, rules
-        self._has_bounds = _has_bounds(rules.priorities)
+        self._has_level_limits = _has_level_limits(rules.priorities)
         if (rules.priorities.levels > 1) != (self.recalls is not None):
-            self.recalls = Recalls() if self.recalls is None else None  # of what is sent from now on
+            self.recalls = Recalls() if self.recalls is None else None  # jobs that were sent before are not recalled
         if rules.routing.policy == before:
             return False
         listed = [slot for slot in self.slots.values() if slot.is_listed]
@@ -97,7 +158,7 @@ class Queue:
             self.policy.remove(slot)
         self.policy = make_policy(rules.routing, draw)
         for slot in self.slots.values():
-            slot.turn = 0.0  # turns of another policy mean nothing to this one
+            slot.turn = 0.0  # the new policy must not use the old policy's turns
         for slot in listed:
             self.policy.add(slot)
         was_hashed, self.is_hashed = self.is_hashed, rules.routing.policy == "hash"
@@ -111,30 +172,33 @@ class Queue:
         slot.jobs[job.job_id] = job
         slot.in_flight += 1
         if self.recalls is not None:
-            self.recalls.sent(job)
+            self.recalls.add_sent(job)
         if slot.is_listed:
             if slot.in_flight >= slot.credits:
-                self._unlist(slot)
-            elif self.policy.is_counting:
-                self.policy.changed(slot)
+                self._remove_slot(slot)
+            elif self.policy.tracks_job_counts:
+                self.policy.job_count_changed(slot)
         return Send(slot.worker, job)
 
     def release(self, slot: Slot, job: Job) -> None:
-        """The slot has a credit more: `hand_on` or `review` has to follow."""
+        """Remove the job from the slot and free the credit. Call `assign_waiting` or `update_policy` afterwards."""
         job.slot = None
         del slot.jobs[job.job_id]
         slot.in_flight -= 1
         if self.recalls is not None:
-            self.recalls.gone(job)
+            self.recalls.forget(job)
 
     def recall(self, jobs: Iterable[Job]) -> list[Action]:
-        """What is taken back for those of these jobs that have to wait."""
+        """Return recalls in favour of these jobs: at most one recall for each job that still waits."""
         if self.recalls is None:
             return []
         return [recall for job in jobs if (recall := self.recalls.choose(job)) is not None]
 
-    def hand_on(self, slot: Slot, now: float) -> list[Action]:
-        """Gives the slot's credits to those who wait: while one waits for whoever is free, no other slot has any."""
+    def assign_waiting(self, slot: Slot, now: float) -> list[Action]:
+        """Assign waiting jobs to the slot while it has credits.
+
+        A job waits in the shared line only while no other slot has credits, so no other slot needs to be considered.
+        """
         actions: list[Action] = []
         while self.length and slot.in_flight < slot.credits and not slot.is_ejected:
             line = self.line
@@ -142,90 +206,104 @@ class Queue:
                 line = slot.line
             if not line.length:
                 break
-            actions.append(self.assign(slot, self._take(line), now))
-        self.review(slot)
+            actions.append(self.assign(slot, self._pop_from(line), now))
+        self.update_policy(slot)
         return actions
 
-    def spread(self, slots: Iterable[Slot], now: float) -> list[Action]:
-        """Sends what can be sent: first what waits for these slots alone, then what any may take."""
-        actions = [action for slot in slots if slot.line.length for action in self.hand_on(slot, now)]
+    def assign_all_waiting(self, slots: Iterable[Slot], now: float) -> list[Action]:
+        """Send all waiting jobs that have a free slot: first jobs that wait for these slots, then jobs for any slot."""
+        actions = [action for slot in slots if slot.line.length for action in self.assign_waiting(slot, now)]
         while self.line.length and (taker := self.policy.choose(now)) is not None:
-            actions.append(self.assign(taker, self._take(self.line), now))
+            actions.append(self.assign(taker, self._pop_from(self.line), now))
         return actions
 
-    def review(self, slot: Slot) -> None:
-        """Tells the policy whether the slot may take a job, and that its in_flight has changed."""
+    def update_policy(self, slot: Slot) -> None:
+        """Add the slot to the policy or remove the slot, and notify the policy of the slot's number of jobs."""
         if slot.in_flight >= slot.credits or slot.is_ejected:
-            self._unlist(slot)
+            self._remove_slot(slot)
         elif not slot.is_listed:
             slot.is_listed = True
             self.policy.add(slot)
-        elif self.policy.is_counting:
-            self.policy.changed(slot)
+        elif self.policy.tracks_job_counts:
+            self.policy.job_count_changed(slot)
 
     # --- waiting
 
-    def seek(self, job: Job, now: float) -> tuple[Line, Slot | None]:
-        """The line in which the job has to wait, and the slot that can take it instead. Raises InvalidRequest."""
-        key = self._key_of(job)
+    def find_line(self, job: Job, now: float) -> tuple[Line, Slot | None]:
+        """Return the line in which the job would wait, and the slot that can run the job now, or None.
+
+        Raise InvalidRequest if the block's routing requires a key and the request has none.
+        """
+        key = self._find_key(job)
         if not key:
             routing = self.rules.routing
             if self.is_hashed and routing.without_key == "refuse":
                 parameter = routing.key or "session_id"
                 raise InvalidRequest(
-                    f"requests to this model are placed by a key: send parameter '{parameter}'", parameter=parameter
+                    f"this model routes requests by a key: send parameter '{parameter}'", parameter=parameter
                 )
             return self.line, None if self.line.length else self.policy.choose(now)
-        slot = self._home_of(job, key)
+        slot = self._find_home(job, key)
         if slot is None:
-            return self.homeless, None
+            return self.unassigned, None
         return slot.line, slot if slot.is_listed and not slot.line.length else None
 
     def has_lost_home(self, job: Job) -> bool:
-        """Whether the only worker that may run it is gone, or takes no more."""
-        return job.is_bound and self.slots.get(job.home) not in self.places
+        """Return whether the only worker that may run the job has left or is ejected."""
+        return job.is_bound and self.slots.get(job.home) not in self.key_owners
 
     @property
     def is_stranded(self) -> bool:
-        """Nobody takes its jobs, and nobody will."""
-        return self.retired is not None and not self.places and not self.ejected
+        """Return whether the block is withdrawn and no slot can run the block's jobs."""
+        return self.retired is not None and not self.has_slots
 
-    def check_room(self, job: Job) -> None:
-        """Raises QueueFull, or why the block takes no more."""
+    @property
+    def has_slots(self) -> bool:
+        """Return whether a worker has the block, even if the worker's slot is ejected."""
+        return bool(self.key_owners or self.ejected)
+
+    def check_room(self, job: Job, now: float) -> None:
+        """Raise QueueFull if the job may not wait, or another error if no slot will run the job soon."""
         if self.retired is not None and self.is_stranded:
             raise copy(self.retired)
+        if now >= self.waits_until:
+            raise no_worker_error(job)
         if self.length >= self.rules.max_queue:
-            raise QueueFull(f"{self.length} requests wait for this block already (max_queue)", block=job.block_id)
-        bound = self.rules.priorities.policy(job.priority).max_queue if self._has_bounds else None
+            raise QueueFull(
+                f"{self.length} requests already wait for this block (batching.max_queue); try again later",
+                block=job.block_id,
+            )
+        bound = self.rules.priorities.policy(job.priority).max_queue if self._has_level_limits else None
         if bound is not None and self._levels[job.priority] >= bound:
             raise QueueFull(
-                f"{bound} requests of priority {job.priority} wait for this block already (priorities: max_queue)",
+                f"{bound} requests of priority {job.priority} already wait for this block (priorities: max_queue); "
+                "try again later",
                 block=job.block_id,
             )
 
-    def wait(self, line: Line, job: Job, is_first: bool = False) -> None:
+    def add_waiting(self, line: Line, job: Job, is_first: bool = False) -> None:
         line.append(job, is_first)
         self.length += 1
         self._levels[job.priority] += 1
 
     def move(self, jobs: Iterable[Job], is_first: bool = False) -> None:
-        """Lets the jobs wait anew, in this order or each in front of its level, where they belong now."""
+        """Add each job to its current line, at the end, or at the front if `is_first`."""
         for job in jobs:
             if self.has_lost_home(job):
-                self.orphans.append(job)
+                self.homeless.append(job)
             else:
-                self.wait(self._line_of(job), job, is_first)
+                self.add_waiting(self._find_line(job), job, is_first)
 
     def delay(self, job: Job) -> None:
         line = job.line
         assert line is not None, f"job {job.job_id} does not wait"
-        line.take_out(job)
+        line.remove_waiting(job)
         job.is_delayed = True
         line.append(job)
 
-    def take_out(self, job: Job) -> None:
+    def remove_waiting(self, job: Job) -> None:
         assert job.line is not None, f"job {job.job_id} does not wait"
-        job.line.take_out(job)
+        job.line.remove_waiting(job)
         self.length -= 1
         self._levels[job.priority] -= 1
 
@@ -239,53 +317,60 @@ class Queue:
         return jobs
 
     def drain_all(self) -> list[Job]:
-        """Empties all lines, and returns their jobs, the oldest first."""
-        return self._gather([self.line, self.homeless, *(slot.line for slot in self.slots.values())])
+        """Remove all waiting jobs and return them, the oldest first."""
+        return self._drain_lines([self.line, self.unassigned, *(slot.line for slot in self.slots.values())])
 
-    # --- what the above is made of
+    # --- internals
 
-    def _move_in(self, slot: Slot) -> None:
-        """The slot takes what belongs to it, also of the jobs that wait."""
-        self.places.add(slot)
+    def _add_key_owner(self, slot: Slot) -> None:
+        """Make the slot own a part of the keys, and move the waiting jobs with these keys to the slot's line."""
+        self.key_owners.add(slot)
         if self.length > self.line.length:
-            self.move(self._gather([self.homeless, *(other.line for other in self.slots.values())]))
+            self.move(self._drain_lines([self.unassigned, *(other.line for other in self.slots.values())]))
 
-    def _unlist(self, slot: Slot) -> None:
+    def _remove_slot(self, slot: Slot) -> None:
         if slot.is_listed:
             slot.is_listed = False
             self.policy.remove(slot)
 
-    def _gather(self, lines: Iterable[Line]) -> list[Job]:
+    def _drain_lines(self, lines: Iterable[Line]) -> list[Job]:
         return sorted((job for line in lines for job in self.drain(line)), key=attrgetter("submitted"))
 
-    def _take(self, line: Line) -> Job:
+    def _pop_from(self, line: Line) -> Job:
         job = line.pop()
         self.length -= 1
         self._levels[job.priority] -= 1
         return job
 
-    def _key_of(self, job: Job) -> str:
-        """What places the job on one slot; empty: any may take it."""
+    def _find_key(self, job: Job) -> str:
+        """Return the key that assigns the job to one slot, or an empty string if any slot may run the job."""
         return job.session or (job.key if self.is_hashed else "")
 
-    def _home_of(self, job: Job, key: str) -> Slot | None:
-        """The worker that has run its session stays its home, also where another has come that would own it now."""
+    def _find_home(self, job: Job, key: str) -> Slot | None:
+        """Return the slot that ran the job's session before, even if a newer slot now owns the key."""
         slot = self.slots.get(job.home)
-        return slot if slot is not None and slot in self.places else self.places.owner(key)
+        return slot if slot is not None and slot in self.key_owners else self.key_owners.owner(key)
 
-    def _line_of(self, job: Job) -> Line:
-        key = self._key_of(job)
+    def _find_line(self, job: Job) -> Line:
+        key = self._find_key(job)
         if not key:
             return self.line
-        slot = self._home_of(job, key)
-        return self.homeless if slot is None else slot.line
+        slot = self._find_home(job, key)
+        return self.unassigned if slot is None else slot.line
 
 
-def homes(jobs: Iterable[Job]) -> list[Slot]:
-    """The slots that these jobs wait for."""
+def no_worker_error(job: Job) -> ModelNotReady:
+    name = f"model '{job.request.model}'"
+    return ModelNotReady(
+        f"no worker that is connected to this gateway has {name} now; try again later", block=job.block_id
+    )
+
+
+def awaited_slots(jobs: Iterable[Job]) -> list[Slot]:
+    """Return the slots in whose own lines these jobs wait."""
     lines = dict.fromkeys(job.line for job in jobs if job.line is not None)
     return [line.slot for line in lines if line.slot is not None]
 
 
-def _has_bounds(priorities: Priorities) -> bool:
+def _has_level_limits(priorities: Priorities) -> bool:
     return any(policy.max_queue is not None for policy in (priorities.queue, *priorities.by_level.values()))

@@ -1,4 +1,4 @@
-"""Jobs, the lines they wait in, and the slots that take them: what the job table is made of."""
+"""The parts of the job table: jobs, the lines in which they wait, and the slots (a block on a worker) that run them."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,37 +9,39 @@ from penstock.core.requests import Controls, InferRequest
 from penstock.core.settings import BlockSettings
 from penstock.router.health import Condition
 
-BEHIND = 1000  # the lowest level there is: what is delayed ranks below it
-MEMORY_S = 10.0  # over which a slot's latency forgets a peak
+BEHIND = 1000  # more than the number of priority levels, so that delayed jobs rank behind all other jobs
+MEMORY_S = 10.0  # time constant with which a slot's latency peak decays
 
 
 @dataclass(slots=True, eq=False)
 class Job:
+    """A request to one block, which waits in a line or runs on a slot."""
+
     job_id: int
     block_id: str
     request: InferRequest
     deadline: float
     is_idempotent: bool = True
-    session: str = ""  # its id: a session's jobs stay together under every policy
-    home: bytes = b""  # the worker that has run its session, and in the end the one that ran this job; empty: none yet
-    is_bound: bool = False  # only its session's home may run it: no other worker has the session's state
-    key: str = ""  # what places it, where the block's policy is hash
+    session: str = ""  # session id: a session's jobs go to one worker under every policy
+    home: bytes = b""  # the worker that ran the session's last request or, when the job is complete, this job; or empty
+    is_bound: bool = False  # only `home` may run the job, because no other worker has the session's state
+    key: str = ""  # selects the worker if the block's policy is hash
     priority: int = 1  # 1 is the highest
-    queue_deadline: float = inf  # until when it may wait
-    answers_ahead: int = 0  # of several, so many may be on their way to the caller; 0: it has one
-    has_answered: bool = False  # in part: what the caller has heard cannot be taken back, so it never runs again
-    is_delayed: bool = False  # it waited too long, and goes behind all that did not
-    attempt: int = 0  # how often it was sent: a reply must name the newest
-    losses: int = 0  # how many workers died with it
-    recalls: int = 0  # how often its worker was asked to hand it back for one of a higher level
-    slot: "Slot | None" = None  # where it runs
-    line: "Line | None" = None  # where it waits
-    rank: int = 0  # in its line
+    queue_deadline: float = inf  # the job has waited too long if it still waits at this time
+    answers_ahead: int = 0  # partial answers that the worker may send before the caller takes them; 0: no stream
+    has_answered: bool = False  # the caller has got a partial answer, so the job must not run again
+    is_delayed: bool = False  # the job waited too long, and now waits behind all jobs that did not
+    attempt: int = 0  # how often the job was sent; a reply must name the newest attempt
+    losses: int = 0  # how many workers died while they ran the job
+    recalls: int = 0  # how often its worker was asked to return it for a job of a higher level
+    slot: "Slot | None" = None  # the slot that runs it
+    line: "Line | None" = None  # the line in which it waits
+    rank: int = 0  # its rank in `line`
     submitted: float = 0.0
     sent: float = 0.0
 
-    def heed(self, controls: Controls, settings: BlockSettings, now: float) -> None:
-        """Takes from the request what it asks of the router."""
+    def apply_controls(self, controls: Controls, settings: BlockSettings, now: float) -> None:
+        """Set the job's priority, key, queue deadline and session from the request's controls."""
         self.priority = controls.priority
         self.key = controls.shard_key
         if controls.queue_timeout_s is not None:
@@ -54,22 +56,22 @@ class Job:
 
 
 class Line:
-    """Jobs that wait for the same: by level, each in its order, and what is delayed behind everything else.
+    """A queue of waiting jobs by priority level, first in, first out within a level; delayed jobs come last.
 
-    A job that leaves the midst stays as a dead entry until it comes to the front, or until there are too many.
+    A job that is removed from the middle stays as a dead entry until the entry reaches the front or is swept.
     """
 
     __slots__ = ("_open", "_ranks", "entries", "length", "slot")
 
     def __init__(self, slot: "Slot | None" = None) -> None:
-        self.slot = slot  # the only one that may take these jobs; None: any
+        self.slot = slot  # the only slot that may take these jobs, or None if any slot may
         self.length = 0
-        self.entries = 0  # with the dead
-        self._open = 0  # bit n: rank n may have entries
+        self.entries = 0  # including dead entries
+        self._open = 0  # bit n is set if rank n may have entries
         self._ranks: dict[int, deque[Job]] = {}
 
     def append(self, job: Job, is_first: bool = False) -> None:
-        """Puts the job at the end of its rank, or in front."""
+        """Add the job at the end of its rank, or at the front if `is_first`."""
         job.line = self
         job.rank = rank = job.priority + BEHIND if job.is_delayed else job.priority
         entries = self._ranks.get(rank)
@@ -84,7 +86,7 @@ class Line:
         self.entries += 1
 
     def first(self) -> Job:
-        assert self.length, "nobody waits here"
+        assert self.length, "the line is empty"
         while True:
             rank = (self._open & -self._open).bit_length() - 1
             entries = self._ranks[rank]
@@ -104,15 +106,15 @@ class Line:
         job.line = None
         return job
 
-    def take_out(self, job: Job) -> None:
-        """The job must not come back with the same rank: its dead entry would live again."""
+    def remove_waiting(self, job: Job) -> None:
+        """Remove a waiting job. It must not return with the same rank, because its dead entry would be used again."""
         job.line = None
         self.length -= 1
         if self.entries > 2 * self.length + 64:
             self._sweep()
 
     def drain(self) -> list[Job]:
-        """Empties the line, and returns its jobs in their order."""
+        """Remove and return all jobs in order."""
         self._sweep()
         jobs = [job for rank in sorted(self._ranks) for job in self._ranks[rank]]
         for job in jobs:
@@ -133,24 +135,24 @@ class Line:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A block on a worker: how many jobs it may have, and those it has."""
+    """A block on a worker: the number of jobs that may run there, and the running jobs."""
 
     worker: bytes
     block_id: str
     credits: int
-    name: str = ""  # the worker's id, which survives its restarts: what is hashed
+    name: str = ""  # the worker's id, which stays the same after a restart; hashing uses it
     weight: float = 1.0
     distance: int = 0  # 0: this host, 1: this zone, 2: elsewhere
     jobs: dict[int, Job] = field(default_factory=dict)
     in_flight: int = 0  # len(jobs)
-    line: Line = field(init=False)  # of the jobs that only this slot may take
-    is_listed: bool = False  # the policy has it among those that may take a job
+    line: Line = field(init=False)  # jobs that only this slot may take
+    is_listed: bool = False  # True while the policy may choose it: it has a credit and is not ejected
     is_ejected: bool = False
-    condition: Condition | None = None  # what speaks against it
-    latency_s: float = 0.0  # follows peaks at once and forgets them over MEMORY_S; 0: nothing known
-    measured: float = 0.0  # when that was
-    heard: float = 0.0  # when it last answered a job, well or badly; 0: never
-    # The policy's own notes.
+    condition: Condition | None = None  # its recent failures, if any
+    latency_s: float = 0.0  # rises to a peak at once and decays over MEMORY_S; 0: not measured
+    measured: float = 0.0  # when `latency_s` was set
+    last_answer_at: float = 0.0  # when it last answered a job, with success or failure; 0: never
+    # State that belongs to the policy.
     position: int = -1
     bucket: int = 0
     turn: float = 0.0
@@ -160,20 +162,20 @@ class Slot:
 
     @property
     def may_take(self) -> bool:
-        """A credit that it gets back is of use."""
+        """Return whether the slot may run another job as soon as one of its credits is free."""
         return self.credits > 0 and not self.is_ejected
 
     def measure(self, took_s: float, now: float) -> None:
-        """Keeps how long a job took as a peak that decays."""
+        """Update the slot's latency, a decaying peak, with the time that a job took."""
         latency_s = self.latency_s
         if took_s < latency_s:
             took_s += (latency_s - took_s) * exp((self.measured - now) / MEMORY_S)
         self.latency_s = took_s
         self.measured = now
 
-    def standing(self, now: float) -> "SlotStanding":
+    def state_at(self, now: float) -> "SlotState":
         condition = self.condition if self.is_ejected else None
-        return SlotStanding(
+        return SlotState(
             self.worker,
             self.name,
             self.in_flight,
@@ -190,7 +192,7 @@ class Slot:
 
 
 class Offer(NamedTuple):
-    """What a worker says of a block that it holds."""
+    """A worker's offer to run a block: the number of jobs that the worker accepts, and the worker's distance."""
 
     block_id: str
     credits: int
@@ -200,15 +202,17 @@ class Offer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SlotStanding:
+class SlotState:
+    """A snapshot of a slot, for status reports."""
+
     worker: bytes
     name: str
     in_flight: int
-    waiting: int  # for this worker and no other
+    waiting: int  # for this worker only
     credits: int
     weight: float
     distance: int
-    latency_ms: float  # 0: nothing known
+    latency_ms: float  # 0: not measured
     state: Literal["healthy", "ejected"]
     reason: str
     ejected_for_s: float
@@ -216,11 +220,10 @@ class SlotStanding:
 
 
 class BlockActivity(NamedTuple):
-    """Whether a block's requests are answered, at one look."""
+    """A snapshot of a block's requests, from which readiness is decided."""
 
-    in_hand: int  # requests that wait or run
+    in_hand: int  # number of requests that wait or run
     waiting: int
-    unanswered: int  # requests so far that left without an answer: too late, or given up by their callers
-    heard: float  # when some worker last answered one; 0: never
-    latency_s: float  # of answers of late
-    unanswered_s: float  # health.unanswered_s of its settings
+    unanswered: int  # total of requests that left without an answer: timed out or cancelled
+    last_answer_at: float  # when a worker last answered a request of the block; 0: never
+    latency_s: float  # highest recent latency of its slots

@@ -1,1 +1,1 @@
-"""The one order of every request: admit, resolve, cache, route, collect, log."""
+"""The path of every request: admit, resolve, cache, route, collect, log."""

@@ -1,8 +1,10 @@
-"""Requests that other gateways send here, for this one owns their sessions: admitted and counted there, run here."""
+"""Requests forwarded by other gateways because this gateway owns their sessions.
+
+The gateway that received a request counts it in its metrics; the owner of the session runs it.
+"""
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock.core.blocks import BlockDescription
@@ -20,15 +22,15 @@ now = time.monotonic
 
 
 class ForwardedRequests:
-    """A PeerOwner of the router's."""
+    """The `PeerOwner` of this gateway: serves the requests and session transfers of other gateways."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self.is_open = False  # it knows what the cluster serves
+        self.is_open = False  # set once this gateway knows the cluster's blocks
 
-    async def forwarded(self, request: InferRequest, membership: int) -> InferResponse:
+    async def run_forwarded(self, request: InferRequest, membership: int) -> InferResponse:
         serving = self._serving
-        with self._inside(request):
+        with self._hold_admission(request):
             plan, deadline = self._plan(request, serving.resolver.choose(request))
             while True:
                 try:
@@ -36,32 +38,23 @@ class ForwardedRequests:
                         plan.block, request, deadline, serving.dispatcher.run, membership
                     )
                 except ModelNotReady as error:
-                    plan, _ = self._plan(request, serving.resolver.choose_anew(request, plan.block, error))
+                    plan, _ = self._plan(request, serving.resolver.choose_again(request, plan.block, error))
 
-    async def forwarded_stream(self, request: InferRequest, membership: int) -> AsyncGenerator[InferResponse, None]:
-        serving = self._serving
-        with self._inside(request):
-            plan, deadline = self._plan(request, serving.resolver.choose(request))
-            answers = serving.sessions.stream_forwarded(
-                plan.block, request, deadline, serving.dispatcher.stream, membership
-            )
-            async with aclosing(answers):
-                async for answer in answers:
-                    yield answer
+    async def transfer_out(self, block_id: str, session_id: str, membership: int) -> "pb.SessionState | None":
+        return await self._serving.sessions.transfer_out(block_id, session_id, membership)
 
-    async def give_up(self, block_id: str, session_id: str, membership: int) -> "pb.SessionState | None":
-        return await self._serving.sessions.give_up(block_id, session_id, membership)
-
-    def take_over(self, block_id: str, session_id: str, state: "pb.SessionState") -> None:
+    def transfer_in(self, block_id: str, session_id: str, state: "pb.SessionState") -> None:
         block = next((each for each in self._serving.resolver.blocks() if each.block_id == block_id), None)
         if block is None or self._serving.admission.is_draining:
-            raise Draining("this gateway takes no sessions over")
-        self._serving.sessions.take_over(block, session_id, state)
+            raise Draining(
+                "this gateway cannot take over the session: it does not serve the session's block, or is shutting down"
+            )
+        self._serving.sessions.transfer_in(block, session_id, state)
 
     @contextmanager
-    def _inside(self, request: InferRequest) -> "Iterator[None]":
+    def _hold_admission(self, request: InferRequest) -> "Iterator[None]":
         if not self.is_open:
-            raise SessionMoved("this gateway is not open yet, and nothing was run; send the request again")
+            raise SessionMoved("this gateway is still starting; the request was not run, send it again")
         self._serving.admission.admit(request)
         try:
             yield
@@ -69,12 +62,14 @@ class ForwardedRequests:
             self._serving.admission.release(request)
 
     def _plan(self, request: InferRequest, block: BlockDescription) -> tuple[Plan, float]:
-        """What is done with the request, and its deadline."""
-        plan = self._serving.plans.of(block)
-        deadline = now() + plan.read(request)
+        """Return the block's plan and the request's deadline."""
+        plan = self._serving.plans.plan_of(block)
+        deadline = now() + plan.read_controls(request)
         if plan.watch is not None:
-            plan.watch.left(request)  # it is counted where it came in
+            plan.watch.end_request(request)  # the gateway that received the request counts its outcome
         session = request.controls.session
         if session is None or not session.is_ordered:
-            raise SessionMoved("the model's sessions have no order here, and nothing was run; send the request again")
+            raise SessionMoved(
+                "the model is not ordered at this gateway (sessions.order); the request was not run, send it again"
+            )
         return plan, deadline

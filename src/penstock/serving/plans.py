@@ -1,24 +1,24 @@
-"""What serving does with the requests of one block, found out once: its controls, its cache, its metrics."""
+"""Plans: the settings and metrics that requests for a block need, collected once per block."""
 
 from collections.abc import Callable, Iterable
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.cluster.routes import NameRoute
+from penstock.core.controls import TIMEOUT, ControlReader
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.core.routes import NameRoute
 from penstock.core.settings import GENERATE, Routing
-from penstock.serving.controls import TIMEOUT, ControlReader
+from penstock.features.rollouts.outcomes import BlockWatch, BlockWatches
 from penstock.serving.pace import TokenPaces
-from penstock.serving.watches import BlockWatch, Watches
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
 
 OnAnswered = Callable[[InferRequest, InferResponse], None]
-LONGEST_S = 86_400.0  # that any request may take, whatever its caller says
-PROTOCOLS = ("grpc", "grpc-stream", "rest", "websocket")
+LONGEST_S = 86_400.0  # upper bound of any request's timeout
+PROTOCOLS = ("grpc", "grpc-stream", "packet", "rest", "websocket")
 
 
 class BlockMetrics:
-    """The serving metrics with one block's labels bound once."""
+    """The serving metrics with the labels of one block."""
 
     def __init__(self, metrics: ServingMetrics, block: BlockDescription, tallies: Tallies) -> None:
         labels = (block.model, block.version)
@@ -33,14 +33,16 @@ class BlockMetrics:
     def answered(self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse) -> None:
         timing = response.timing
         on_worker = (timing.queue_ns + timing.batch_ns + timing.compute_ns + timing.finish_ns) / 1e9
-        on_way = end - routed - on_worker
+        transport_s = end - routed - on_worker
         self._requests[request.protocol].inc()
         self._request_seconds.observe(end - start)
         self._admit_seconds.observe(routed - start)
-        self._reply_seconds.observe(on_way if on_way > 0.0 else 0.0)
+        self._reply_seconds.observe(transport_s if transport_s > 0.0 else 0.0)
 
 
 class Plan:
+    """The settings and metrics that serving uses for the requests of one block."""
+
     watch: BlockWatch | None = None
 
     def __init__(self, block: BlockDescription, routing: Routing, metrics: BlockMetrics) -> None:
@@ -55,13 +57,14 @@ class Plan:
         self.is_decoupled = settings.is_decoupled
         self.may_stream = settings.may_stream
         self.answered = metrics.answered
-        self.paces = metrics.paces  # None: it generates no text
+        self.paces = metrics.paces  # None if the block generates no text
 
-    def read(self, request: InferRequest) -> float:
-        """Sets what the request asks of the server, and returns the seconds that it has.
+    def read_controls(self, request: InferRequest) -> float:
+        """Set the request's controls from its parameters; return its timeout in seconds.
 
-        They are the caller's, or the model's; a `timeout` parameter (microseconds, as Triton's) can only shorten them.
-        Where the block's queue policy lets requests override its timeout, it is for the time in queues alone.
+        The caller's timeout takes precedence over the model's. A `timeout` parameter (in microseconds, as for Triton)
+        can only shorten the timeout. If the block's queue policy lets requests override the queue timeout, the
+        parameter limits only the time in queues.
         """
         timeout_s = self._request_s if request.timeout_s is None else request.timeout_s
         if timeout_s > LONGEST_S:
@@ -80,7 +83,7 @@ class Plan:
 
 
 class WatchedPlan(Plan):
-    """Of a block that a route names."""
+    """The plan of a block in a route. It also counts the outcomes of the block's requests, for rollouts."""
 
     def __init__(
         self,
@@ -94,14 +97,14 @@ class WatchedPlan(Plan):
         self.watch: BlockWatch = watch
         self._on_answered = on_answered
         self._count = metrics.answered
-        self.answered = self._answered
+        self.answered = self._count_answer
 
-    def read(self, request: InferRequest) -> float:
-        timeout_s = super().read(request)
-        self.watch.began(request)
+    def read_controls(self, request: InferRequest) -> float:
+        timeout_s = super().read_controls(request)
+        self.watch.begin_request(request)
         return timeout_s
 
-    def _answered(
+    def _count_answer(
         self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse
     ) -> None:
         self._count(request, start, routed, end, response)
@@ -110,34 +113,36 @@ class WatchedPlan(Plan):
 
 
 class Plans:
+    """Creates and caches the plans of all blocks. A plan is created at the first request for its block."""
+
     def __init__(self, metrics: ServingMetrics, routing: Callable[[BlockDescription], Routing]) -> None:
         self._metrics = metrics
         self._routing = routing
-        self.watches = Watches()
-        self.on_answered: OnAnswered = lambda request, response: None  # told of what the blocks of routes answered
+        self.watches = BlockWatches()
+        self.on_answered: OnAnswered = lambda request, response: None  # called with each answer of a route's block
         self._plans: dict[str, Plan] = {}
         self._by_block: dict[str, BlockMetrics] = {}
         self.tallies = Tallies()
 
-    def of(self, block: BlockDescription) -> Plan:
+    def plan_of(self, block: BlockDescription) -> Plan:
         plan = self._plans.get(block.block_id)
         if plan is None or plan.block is not block:
-            plan = self._make(block)
+            plan = self._make_plan(block)
         return plan
 
     def routing_changed(self) -> None:
         for plan in list(self._plans.values()):
             if self._routing(plan.block) != plan.routing:
-                self._make(plan.block)
+                self._make_plan(plan.block)
 
     def watch(self, routes: Iterable[NameRoute]) -> None:
-        """What is counted of their blocks is for who compares them."""
+        """Collect per-block outcome counts for the blocks of these routes, which rollouts compare."""
         if self.watches.watch(routes):
             for plan in list(self._plans.values()):
                 if plan.watch is not self.watches.of(plan.block.block_id):
-                    self._make(plan.block)
+                    self._make_plan(plan.block)
 
-    def _make(self, block: BlockDescription) -> Plan:
+    def _make_plan(self, block: BlockDescription) -> Plan:
         metrics = self._by_block.get(block.block_id)
         if metrics is None:
             metrics = self._by_block[block.block_id] = BlockMetrics(self._metrics, block, self.tallies)

@@ -1,9 +1,10 @@
-"""Whether requests should be sent to this gateway, and which blocks answer nobody. Decides; never acts.
+"""Readiness of a gateway, and detection of stuck blocks. Pure: no I/O.
 
-It is ready from when the first models have settled until it drains, unless a block that has served answers nobody any
-more: no worker has it, or its requests wait and time out, none was answered for a while, and probes of it are not
-answered either. What is loaded anew, what is replaced by another version, and what never loaded does not make it
-unready, unless nothing at all loads.
+A gateway becomes ready when each of the first models is loaded or has failed, and stays ready until it drains. It is
+unready while a block that has served before answers no requests: no worker has the block, or the block is stuck.
+A block is stuck if requests wait or time out, none was answered for a while, and probes get no answer either.
+A block that is being reloaded, was replaced by another version, or never loaded does not make the gateway unready,
+unless no model could be loaded at all.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,17 +13,20 @@ from dataclasses import dataclass
 from penstock.core.blocks import SERVABLE, BlockState, BlockView
 from penstock.router.slots import BlockActivity
 
-PATIENCE = 2.0  # a block is not stuck before so many times what its slowest answer took
-PROBE_S = 2.0  # what workers get to say that a block works which seems stuck; they are asked each second
-FORGET_S = 30.0  # without a request, a block that was stuck is given another chance
+UNANSWERED_S = 10.0  # a block may be stuck after this time without an answer to any of its requests
+SLOWEST_FACTOR = 2.0  # and only after this multiple of the time of its slowest answer
+PROBE_S = 2.0  # workers must answer a probe within this time; probes are sent twice as often
+FORGET_S = 30.0  # after this time without requests, a stuck block counts as working again
 
 
 @dataclass(slots=True)
 class _Watch:
-    looked: float
-    heard: float
-    unanswered: int  # when it was last heard of
-    stuck_s: float = 0.0  # in which requests were in hand and none was answered
+    """The progress of one block's requests."""
+
+    updated_at: float
+    last_answer_at: float
+    unanswered: int  # the block's total at `last_answer_at`
+    stuck_s: float = 0.0  # time since then in which requests were in hand
     idle_s: float = 0.0
     slowest_s: float = 0.0
     next_probe: float = 0.0
@@ -30,21 +34,24 @@ class _Watch:
 
 
 class Readiness:
+    """Decides whether the gateway is ready and which of its blocks are stuck."""
+
     def __init__(self) -> None:
         self._has_settled = False
         self._watches: dict[str, _Watch] = {}
 
-    def look(self, activities: Mapping[str, BlockActivity], now: float) -> list[str]:
-        """Returns the blocks to probe: one that says that it works is only busy, or nobody waited for its answers.
+    def update(self, activities: Mapping[str, BlockActivity], now: float) -> list[str]:
+        """Update the progress of the blocks, and return the blocks to probe. A block that answers a probe is not stuck.
 
-        Call it some times a second, with the blocks that are in memory: what is being loaded is not stuck."""
+        Call this a few times per second, with the blocks that are in memory: a block that is being loaded is not stuck.
+        """
         self._watches = {block_id: watch for block_id, watch in self._watches.items() if block_id in activities}
         probed: list[str] = []
         for block_id, seen in activities.items():
             watch = self._watches.get(block_id)
             if watch is None:
-                watch = self._watches[block_id] = _Watch(now, seen.heard, seen.unanswered)
-            if self._is_suspect(watch, seen, now) and watch.next_probe <= now:
+                watch = self._watches[block_id] = _Watch(now, seen.last_answer_at, seen.unanswered)
+            if self._update_watch(watch, seen, now) and watch.next_probe <= now:
                 watch.next_probe = now + PROBE_S / 2
                 probed.append(block_id)
         return probed
@@ -54,33 +61,34 @@ class Readiness:
         return watch is not None and watch.is_stuck
 
     def problem(self, views: Iterable[BlockView], held: Collection[str]) -> str:
-        """Why no requests should be sent here; empty: they should. `held` are the blocks that workers offer here."""
+        """Return why the gateway is not ready, or an empty string. `held` are the blocks that its workers offer."""
         wanted = [view for view in views if view.state is not BlockState.UNLOADED]
         if not self._has_settled:
             awaited = [view for view in wanted if not _is_settled(view, held)]
             if awaited:
                 is_elsewhere = awaited[0].state in SERVABLE
-                return f"{_name(awaited[0])} " + (
+                return f"{_describe(awaited[0])} " + (
                     "has no worker at this gateway yet" if is_elsewhere else "is being loaded"
                 )
             self._has_settled = True
         serving = {view.model for view in wanted if view.block_id in held}
         for view in wanted:
-            is_replaced = view.state is BlockState.FAILED and view.model in serving  # another version stands in for it
+            is_replaced = view.state is BlockState.FAILED and view.model in serving  # another version answers
             if view.has_served and view.block_id not in held and not is_replaced:
-                return f"{_name(view)} has no worker"
+                return f"{_describe(view)} has no worker"
             if view.block_id in held and self.is_stuck(view.block_id):
                 stuck_s = self._watches[view.block_id].stuck_s
-                return f"{_name(view)} has answered none of its requests for {stuck_s:.0f} s"
+                return f"{_describe(view)} has not answered any request for {stuck_s:.0f} s"
         has_failed = any(view.state is BlockState.FAILED for view in wanted)
         return "no model could be loaded" if has_failed and not serving else ""
 
-    def _is_suspect(self, watch: _Watch, seen: BlockActivity, now: float) -> bool:
-        passed_s, watch.looked = now - watch.looked, now
-        if seen.heard > watch.heard:
-            if seen.unanswered == watch.unanswered:  # else what was too late is in the latency, too
+    def _update_watch(self, watch: _Watch, seen: BlockActivity, now: float) -> bool:
+        """Update a block's progress, and return whether the block may be stuck."""
+        passed_s, watch.updated_at = now - watch.updated_at, now
+        if seen.last_answer_at > watch.last_answer_at:
+            if seen.unanswered == watch.unanswered:  # otherwise the latency includes requests that timed out
                 watch.slowest_s = max(watch.slowest_s, seen.latency_s)
-            watch.heard, watch.unanswered, watch.stuck_s = seen.heard, seen.unanswered, 0.0
+            watch.last_answer_at, watch.unanswered, watch.stuck_s = seen.last_answer_at, seen.unanswered, 0.0
         elif seen.in_hand:
             watch.stuck_s += passed_s
             watch.idle_s = 0.0
@@ -88,12 +96,20 @@ class Readiness:
             watch.idle_s += passed_s
             if watch.idle_s >= FORGET_S:
                 watch.stuck_s, watch.unanswered = 0.0, seen.unanswered
-        # One that has a single long request in hand, and nobody behind it, only takes its time.
+        # A single long request with none behind it does not make a block suspect.
         is_missed = seen.waiting > 0 or seen.unanswered > watch.unanswered
-        limit_s = max(seen.unanswered_s, PATIENCE * watch.slowest_s)
-        is_suspect = bool(seen.unanswered_s) and is_missed and watch.stuck_s >= limit_s
+        limit_s = max(UNANSWERED_S, SLOWEST_FACTOR * watch.slowest_s)
+        is_suspect = is_missed and watch.stuck_s >= limit_s
         watch.is_stuck = is_suspect and watch.stuck_s >= limit_s + PROBE_S
         return is_suspect
+
+
+def describe_ready(views: Iterable[BlockView]) -> str:
+    """Return what a server that is ready serves, in a few words."""
+    wanted = [view for view in views if view.state is not BlockState.UNLOADED]
+    if failed := [_describe(view) for view in wanted if view.state is BlockState.FAILED]:
+        return f"all models are loaded, except {', '.join(failed)}, which failed"
+    return "all models are loaded" if wanted else "no models are deployed"
 
 
 def _is_settled(view: BlockView, held: Collection[str]) -> bool:
@@ -101,5 +117,5 @@ def _is_settled(view: BlockView, held: Collection[str]) -> bool:
     return is_there or view.is_new or view.state is BlockState.FAILED
 
 
-def _name(view: BlockView) -> str:
+def _describe(view: BlockView) -> str:
     return f"model '{view.model}' version {view.version}"

@@ -1,82 +1,93 @@
-"""From a model's name and version to its block. Decides; never acts."""
+"""Resolution of a model's name and version to a block. Pure: no I/O."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.core.blocks import SERVABLE, BlockDescription, BlockState, BlockView
+from penstock.core.cluster.routes import NameRoute
 from penstock.core.errors import Forbidden, ModelNotReady, PenstockError, UnknownModel
 from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest
-from penstock.core.routes import NameRoute
-from penstock.serving.splits import Split
+from penstock.features.rollouts.splits import Split
 
-WITHDRAWN = "withdrawn"  # the reason of an error: nothing was run, and another version may run it
+WITHDRAWN = "withdrawn"  # an error's reason: the block was withdrawn before the request ran; another version may run it
 
 
 class Resolver:
-    """Joins what the manager wants with what the workers hold.
+    """Resolves names from the manager's list of blocks and the blocks that workers hold.
 
-    A block that was ready stays resolvable while its workers are away, so that requests wait for them
-    rather than fail; it goes when the manager says that it is unloaded or failed, or no longer names it.
-    A name alone is the newest version that the manager calls ready and workers hold. One that was replaced answers
-    for the name until its successor's workers have come here. A route says otherwise for its name, and a block's id is
-    a name of its own. What a principal may not ask is to it as if it were not there.
+    A block that was ready stays resolvable while it has no workers, so that requests wait instead of failing. It
+    stops being resolvable when the manager reports it as unloaded or failed, or no longer lists it.
+    A name without a version resolves to the newest version that the manager reports as ready and workers hold; a
+    replaced version keeps the name until workers with its successor have joined. If a route exists for a name, the
+    route decides. A block id is a name too. A principal cannot see the blocks that it may not call.
     """
 
     def __init__(self, draw: Callable[[], float] = lambda: 0.0) -> None:
-        """`draw` gives numbers from 0 to below 1, by which requests are split."""
-        self.has_heard = False  # from the manager
+        """Create a resolver without blocks. `draw` returns random numbers in [0, 1), to divide requests."""
+        self.revision = 0  # rises when blocks or their states change
+        self.has_cluster_state = False  # True once the manager has sent its list of blocks
         self._views: dict[str, BlockView] = {}
         self._known: dict[str, BlockDescription] = {}
-        self.held: set[str] = set()  # blocks that some worker offers here
+        self.held: set[str] = set()  # blocks that a worker offers to this gateway
         self._retired: dict[str, PenstockError] = {}
-        self._plain: dict[tuple[str, str], BlockDescription] = {}  # without routes
-        self._table: dict[tuple[str, str], BlockDescription] = {}  # with what describes a name that is split
-        self._whole: dict[tuple[str, str], BlockDescription] = {}  # without such names
+        # Blocks by (name, version). The version is empty for a block id, and for a name without a version.
+        self._plain: dict[tuple[str, str], BlockDescription] = {}  # ignoring routes
+        self._table: dict[tuple[str, str], BlockDescription] = {}  # with routes; a split name gives its primary block
+        self._whole: dict[tuple[str, str], BlockDescription] = {}  # with routes, without split names
         self._draw = draw
         self._routes: dict[str, NameRoute] = {}
         self._splits: dict[str, Split] = {}
 
     def cluster_changed(self, views: Sequence[BlockView]) -> dict[str, PenstockError]:
-        """Returns the blocks that take no more requests, with what to tell those who wait for them."""
-        self.has_heard = True
+        """Set the manager's list of blocks; return the withdrawn blocks, each with the error for its requests."""
+        self.has_cluster_state = True
         self._views = {view.block_id: view for view in views}
-        return self._rebuild()
+        return self._rebuild_tables()
 
     def routes_changed(self, routes: Iterable[NameRoute]) -> None:
         self._routes = {route.name: route for route in routes}
-        self._split()
+        self._apply_routes()
 
     def workers_changed(self, held: Mapping[str, BlockDescription]) -> dict[str, PenstockError]:
         self.held = set(held)
         for block_id, block in held.items():
-            # What is as it was stays the same object: others keep what they found out about it.
+            # An unchanged block stays the same object: other parts keep data per object.
             if self._known.get(block_id) != block:
                 self._known[block_id] = block
-        return self._rebuild()
+        return self._rebuild_tables()
 
     def resolve(self, model: str, version: str, principal: Principal = ANYBODY) -> BlockDescription:
-        """A dormant block is resolved, too: its worker loads it. What was never loaded `is_described` not yet."""
+        """Return the block for a model's name and version, or raise UnknownModel, ModelNotReady or Forbidden.
+
+        The block may be dormant, so that its worker loads it on demand. `is_described` is False for a block that was
+        never loaded.
+        """
         block = self._table.get((model, version))
         if block is None:
-            raise self._unknown(model, version, principal)
-        if principal.is_bound:
-            self._check(principal, model, version, block)
+            raise self._explain_unresolved(model, version, principal)
+        if principal.is_restricted:
+            self._check_callable(principal, model, version, block)
         return block
 
     def choose(self, request: InferRequest) -> BlockDescription:
-        """What answers this request: as `resolve`, but for a name that is split."""
+        """Return the block that runs this request. Unlike `resolve`, divide a split name's requests by weight."""
         block = self._whole.get((request.model, request.version))
         if block is None:
             split = None if request.version else self._splits.get(request.model)
             if split is None or split.primary is None:
-                raise self._unknown(request.model, request.version, request.principal)
+                raise self._explain_unresolved(request.model, request.version, request.principal)
             block = split.choose(request)
-        if request.principal.is_bound:
-            self._check(request.principal, request.model, request.version, block)
+        if request.principal.is_restricted:
+            self._check_callable(request.principal, request.model, request.version, block)
         return block
 
-    def choose_anew(self, request: InferRequest, withdrawn: BlockDescription, error: ModelNotReady) -> BlockDescription:
-        """What answers now; raises the error unless it is another, and the block went before the request ran."""
+    def choose_again(
+        self, request: InferRequest, withdrawn: BlockDescription, error: ModelNotReady
+    ) -> BlockDescription:
+        """Return the block that replaced a withdrawn block, for a request that failed with this error.
+
+        Raise the error if the request may have run or named a version, or if no other block serves its model name.
+        """
         if error.reason != WITHDRAWN or request.version:
             raise error
         block = self.choose(request)
@@ -84,20 +95,20 @@ class Resolver:
             raise error
         return block
 
-    def split(self, name: str) -> Split | None:
+    def find_split(self, name: str) -> Split | None:
         return self._splits.get(name)
 
     def block(self, block_id: str) -> BlockDescription | None:
-        """One that may be called."""
+        """Return the block with this id, or None if it cannot be called."""
         return self._table.get((block_id, ""))
 
-    def heir(self, block_id: str) -> BlockDescription | None:
-        """What answers for the model of a block that takes no more requests."""
+    def successor(self, block_id: str) -> BlockDescription | None:
+        """Return the block that now serves the model name of a withdrawn block, or None if no block does."""
         view = self._views.get(block_id)
         return None if view is None else self._table.get((view.model, ""))
 
     def is_current(self, block: BlockDescription) -> bool:
-        """Whether the block is still as it was described: of the same files on all workers."""
+        """Return whether this description of the block is still current."""
         return self._known.get(block.block_id) is block
 
     def is_ready(self, model: str, version: str = "") -> bool:
@@ -105,50 +116,51 @@ class Resolver:
         return block is not None and block.block_id in self.held
 
     def may_change(self, principal: Principal, model: str) -> bool:
-        """What is done to a model is done to all its blocks."""
+        """Return whether the principal may call every block of the model, and so may change the model."""
         block_ids = [view.block_id for view in self._views.values() if view.model == model]
-        return all(principal.may_ask(model, block_id) for block_id in block_ids or [""])
+        return all(principal.may_use(model, block_id) for block_id in block_ids or [""])
 
     def has_caught_up(self) -> bool:
-        """The manager has spoken, and workers have come with all that it calls ready or dormant."""
-        return self.has_heard and all(
+        """Return whether the manager's list has arrived, and workers hold every block that is servable in the list."""
+        return self.has_cluster_state and all(
             view.block_id in self.held for view in self._views.values() if view.state in SERVABLE
         )
 
     def views(self, principal: Principal = ANYBODY) -> list[BlockView]:
-        return [view for view in self._views.values() if principal.may_ask(view.model, view.block_id)]
+        return [view for view in self._views.values() if principal.may_use(view.model, view.block_id)]
 
     def blocks(self, principal: Principal = ANYBODY) -> list[BlockDescription]:
-        """The blocks that may be called, each once."""
+        """Return the blocks that the principal may call, each once."""
         found = {block.block_id: block for block in self._table.values()}
-        return [block for block in found.values() if principal.may_ask(block.model, block.block_id)]
+        return [block for block in found.values() if principal.may_use(block.model, block.block_id)]
 
     def versions(self, model: str, principal: Principal = ANYBODY) -> list[str]:
         found = [block for (name, version), block in self._table.items() if name == model and version]
-        return sorted({block.version for block in found if principal.may_ask(model, block.block_id)}, key=int)
+        return sorted({block.version for block in found if principal.may_use(model, block.block_id)}, key=int)
 
-    def _rebuild(self) -> dict[str, PenstockError]:
+    def _rebuild_tables(self) -> dict[str, PenstockError]:
+        self.revision += 1
         self._plain = {}
         for block in sorted(self._known.values(), key=lambda known: int(known.version)):
             view = self._views.get(block.block_id)
             if self._is_served(block.block_id, view):
                 self._plain[block.block_id, ""] = self._plain[block.model, block.version] = block
                 continue
-            why = f"model '{block.model}' version {block.version} is {_standing(view)}"
+            why = f"model '{block.model}' version {block.version} is {_describe_state(view)}"
             self._retired[block.block_id] = ModelNotReady(why, reason=WITHDRAWN)
             if block.block_id not in self.held:
                 del self._known[block.block_id]
         wanted = {view.model for view in self._views.values() if view.state is not BlockState.UNLOADED}
-        for block in sorted(self._known.values(), key=self._fitness):
+        for block in sorted(self._known.values(), key=self._sort_key):
             if block.model in wanted or not self._views:
                 self._plain[block.model, ""] = block
         for block in self._plain.values():
             self._retired.pop(block.block_id, None)
-        self._split()
+        self._apply_routes()
         return self._retired
 
-    def _split(self) -> None:
-        """A name whose route has no block that can be asked is as one without a route."""
+    def _apply_routes(self) -> None:
+        """Rebuild the name tables with the routes. Ignore a route if none of its blocks can be called."""
         if not self._routes:
             self._splits, self._table, self._whole = {}, self._plain, self._plain
             return
@@ -166,8 +178,8 @@ class Resolver:
                 self._whole.pop((name, ""), None)
         self._splits = splits
 
-    def _fitness(self, block: BlockDescription) -> tuple[bool, bool, bool, int]:
-        """To answer for its model: the higher, the better."""
+    def _sort_key(self, block: BlockDescription) -> tuple[bool, bool, bool, int]:
+        """Return a block's sort key. The highest of a model's blocks serves the model's name without a version."""
         view = self._views.get(block.block_id)
         is_held = block.block_id in self.held
         is_servable = view is None or view.state in SERVABLE
@@ -175,54 +187,53 @@ class Resolver:
 
     def _is_served(self, block_id: str, view: BlockView | None) -> bool:
         if view is None:
-            # The manager may not have spoken yet; what workers hold may be called.
+            # Until the manager's list comes, every block that workers hold may be called.
             return block_id in self.held and not self._views
         if view.state is BlockState.FAILED:
-            return block_id in self.held  # on some workers
+            return block_id in self.held  # it failed on some workers, but others hold it
         return view.state is not BlockState.UNLOADED
 
-    def _check(self, principal: Principal, name: str, version: str, block: BlockDescription) -> None:
-        """A key may be for a route's name as for a model's."""
+    def _check_callable(self, principal: Principal, name: str, version: str, block: BlockDescription) -> None:
+        """Raise Forbidden or UnknownModel unless the principal may call the block by its model or the route's name."""
         is_routed = not version and name in self._routes
-        if principal.may_ask(block.model, block.block_id) or (is_routed and principal.may_ask(name, block.block_id)):
+        if principal.may_use(block.model, block.block_id) or (is_routed and principal.may_use(name, block.block_id)):
             return
         if not version and any(view.model == name for view in self.views(principal)):
             raise Forbidden(
-                f"the key '{principal.name}' may ask other blocks of '{name}', but not the one that answers for the "
-                "name: ask those by their version or id"
+                f"the key '{principal.name}' may call other versions of '{name}', but not the one that '{name}' now "
+                "resolves to: name the version or the block id"
             )
-        raise self._unknown(name, version, principal)
+        raise self._explain_unresolved(name, version, principal)
 
-    def _names(self, principal: Principal) -> list[str]:
-        """What it may ask for."""
+    def _find_visible_names(self, principal: Principal) -> list[str]:
         routes = [
             route.name
             for route in self._routes.values()
-            if any(principal.may_ask(route.name, block_id) for block_id in route.block_ids())
+            if any(principal.may_use(route.name, block_id) for block_id in route.block_ids())
         ]
         return sorted({view.model for view in self.views(principal)}.union(routes))
 
-    def _unknown(self, model: str, version: str, principal: Principal) -> PenstockError:
-        if (block := self._views.get(model)) is not None and principal.may_ask(block.model, model) and not version:
-            why = "has no worker at this gateway yet" if block.state in SERVABLE else f"is {_standing(block)}"
+    def _explain_unresolved(self, model: str, version: str, principal: Principal) -> PenstockError:
+        if (block := self._views.get(model)) is not None and principal.may_use(block.model, model) and not version:
+            why = "has no worker at this gateway yet" if block.state in SERVABLE else f"is {_describe_state(block)}"
             return ModelNotReady(f"block '{model}' of model '{block.model}' {why}")
         views = [view for view in self.views(principal) if view.model == model]
         if not views:
-            names = self._names(principal)
+            names = self._find_visible_names(principal)
             if model in self._routes and model in names and not version:
-                return ModelNotReady(f"no block that answers for '{model}' has a worker at this gateway yet")
+                return ModelNotReady(f"no block that serves '{model}' has a worker at this gateway yet")
             return UnknownModel(f"unknown model '{model}'; this server has: {', '.join(names) or 'none yet'}")
-        # Of a name alone, the newest that is wanted says what is the matter.
+        # For a name without a version, report the state of the newest version that is not unloaded.
         for view in sorted(views, key=lambda each: (each.state is BlockState.UNLOADED, -int(each.version))):
             if version in ("", view.version):
                 if view.state in SERVABLE:
                     return ModelNotReady(f"model '{model}' version {view.version} has no worker at this gateway yet")
-                return ModelNotReady(f"model '{model}' version {view.version} is {_standing(view)}")
+                return ModelNotReady(f"model '{model}' version {view.version} is {_describe_state(view)}")
         known = ", ".join(view.version for view in views)
         return UnknownModel(f"model '{model}' has no version '{version}'; it has {known}")
 
 
-def _standing(view: BlockView | None) -> str:
+def _describe_state(view: BlockView | None) -> str:
     if view is None:
         return "removed"
     return f"{view.state} ({view.reason})" if view.state is BlockState.FAILED else str(view.state)

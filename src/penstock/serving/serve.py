@@ -1,26 +1,34 @@
-"""THE order of a request; every protocol edge calls `serve` or `stream` and nothing beside them runs a model."""
+"""The path of every request. All endpoints call `serve` or `stream`; nothing else runs a model.
+
+A streamed request is run like any other: the run returns the last answer and puts the answers before it into
+`request.answers`.
+"""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import BUG, Cancelled, InternalError, InvalidRequest, ModelNotReady, PenstockError, Refused
 from penstock.core.requests import InferRequest, InferResponse
+from penstock.features.cache.responses import ResponseCache
+from penstock.features.limits.meter import Meter, Metered
+from penstock.features.limits.usage import CallerCounts
+from penstock.features.quotas.quota_check import QuotaCheck
+from penstock.features.request_log.log_row import ANSWERED
+from penstock.features.request_log.request_log import RequestLog
+from penstock.features.rollouts.shadows import Shadows
+from penstock.features.sessions.ordered_sessions import OrderedSessions
+from penstock.router.answers import AnswerStream
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
-from penstock.serving.cache.responses import ResponseCache
-from penstock.serving.callers import CallerCounts
-from penstock.serving.meter import Meter, Metered
 from penstock.serving.pace import StreamPace
-from penstock.serving.plans import Plan, Plans
-from penstock.serving.resolve import Resolver
-from penstock.serving.sessions.ordered import OrderedSessions
-from penstock.serving.shadows import Shadows
+from penstock.serving.plans import LONGEST_S, Plan, Plans
+from penstock.serving.resolve import WITHDRAWN, Resolver
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.traces import OpenSpan, Traces
 
@@ -28,7 +36,16 @@ log = structlog.get_logger()
 now = time.monotonic
 
 
+class QueryResolver(Protocol):
+    """Selects the blocks of requests that send a search query."""
+
+    async def resolve(self, request: InferRequest, deadline: float) -> str:
+        """Return the id of a block that this gateway can call, or raise NoMatch."""
+
+
 class Serving:
+    """Runs requests: admits, resolves, meters, caches, routes, counts and logs each request."""
+
     def __init__(
         self,
         admission: Admission,
@@ -39,6 +56,9 @@ class Serving:
         metrics: ServingMetrics,
         traces: Traces,
         meter: Meter,
+        quotas: QuotaCheck,
+        search: QueryResolver,
+        request_log: RequestLog | None = None,
     ) -> None:
         self.admission = admission
         self.resolver = resolver
@@ -49,188 +69,245 @@ class Serving:
         self.traces = traces
         self.is_traced = traces.is_on
         self.meter = meter
+        self.quotas = quotas
+        self.search = search
+        self.request_log = request_log  # None: requests are not logged
         self.plans = Plans(metrics, dispatcher.routing)
         self.callers = CallerCounts(metrics.key_requests, metrics.key_tokens, self.plans.tallies)
         self.shadows = Shadows(resolver, self.plans, dispatcher, admission, metrics)
         self.plans.on_answered = self.shadows.offer
 
     async def serve(self, request: InferRequest, block: BlockDescription | None = None) -> InferResponse:
-        """`block` is the request's, where the edge had to resolve it already; so for `stream`."""
+        """Return the answer to the request. `block`: the block, if the endpoint has already resolved it."""
         with _Admitted(self, request, block) as admitted:
-            if request.principal.limits is not None or self.meter.has_defaults:
-                admitted.metered = await self.meter.take(request, admitted.plan.block)
-            while True:
-                plan = admitted.plan
-                try:
-                    response = admitted.response = await self._route(plan, request, admitted.deadline)
-                except ModelNotReady as error:
-                    admitted.move(error)
-                    continue
-                response.version = plan.version
-                return response
+            return await self._run(admitted)
 
     async def stream(
         self, request: InferRequest, block: BlockDescription | None = None
     ) -> AsyncGenerator[InferResponse, None]:
-        """The answers to one request: one, or what a model gives that may give several, made as they are taken."""
+        """Yield the answers to the request: one, or several as the model produces them and the caller takes them."""
         with _Admitted(self, request, block) as admitted:
-            if request.principal.limits is not None or self.meter.has_defaults:
-                admitted.metered = await self.meter.take(request, admitted.plan.block)
-            while True:
-                plan = admitted.plan
-                block = plan.block
-                try:
-                    if not plan.may_stream:
-                        response = admitted.response = await self._route(plan, request, admitted.deadline)
-                        response.version = plan.version
-                        break
-                    session = request.controls.session
-                    if session is not None and session.is_ordered:
-                        made = self.sessions.stream(block, request, admitted.deadline, self.dispatcher.stream)
-                    else:
-                        made = self.dispatcher.stream(block, request, admitted.deadline)
-                    pace = StreamPace(plan.paces, admitted.start) if plan.paces is not None else None
-                    async with aclosing(made) as answers:
-                        async for response in answers:
-                            if pace is not None:
-                                pace.answered(response, now())
-                                if request.principal.key_id and not response.is_final:
-                                    self.callers.spent(request.principal, response)
-                            if not response.is_final and admitted.metered is not None:
-                                admitted.metered.answered(response)
-                            admitted.response = response
-                            response.version = plan.version
-                            yield response
-                    return
-                except ModelNotReady as error:
-                    admitted.move(error)
-        yield response
+            answers = AnswerStream()
+            async with aclosing(answers.follow(self._run(admitted, answers))) as responses:
+                async for response in responses:
+                    admitted.count_streamed(response)
+                    yield response
+
+    async def _run(self, admitted: "_Admitted", answers: AnswerStream | None = None) -> InferResponse:
+        """Return the last answer; the answers before it go to `answers`."""
+        request = admitted.request
+        if request.has_query:
+            await admitted.resolve_query()
+        if request.principal.limits is not None or self.meter.has_defaults:
+            admitted.metered = await self.meter.take(request, admitted.plan.block)
+        if self.quotas.is_on:
+            await self.quotas.take(request, admitted.plan.block.block_id)
+        while True:
+            plan = admitted.plan
+            if answers is not None:
+                request.answers = answers if plan.may_stream else None
+            try:
+                response = admitted.response = await self._route(plan, request, admitted.deadline)
+            except ModelNotReady as error:
+                await admitted.use_successor(error)
+                continue
+            response.version = plan.version
+            return response
 
     def _route(self, plan: Plan, request: InferRequest, deadline: float) -> Awaitable[InferResponse]:
-        """What has an order is answered in its session; else the cache may know it, or someone is asking the same."""
+        """Run the request in its ordered session, or through the cache (not if streamed), or directly."""
         block = plan.block
-        if plan.is_decoupled:
+        if plan.is_decoupled and request.answers is None:
             raise InvalidRequest(
-                f"model '{block.model}' may give many answers to one request: ask it through ModelStreamInfer or a "
+                f"model '{block.model}' may give many answers to one request: call it through ModelStreamInfer or a "
                 "WebSocket"
             )
         session = request.controls.session
         if session is not None and session.is_ordered:
             return self.sessions.run(block, request, deadline, self.dispatcher.run)
-        if plan.is_cached:
-            return self.cache.through(block, request, deadline, self.dispatcher.run)
+        if plan.is_cached and request.answers is None:
+            return self.cache.run(block, request, deadline, self.dispatcher.run)
         return self.dispatcher.run(block, request, deadline)
 
-    def turned_away(self, protocol: str, error: PenstockError) -> None:
-        """An edge could not make a request of what it got: counted like the requests that were refused inside."""
+    def count_rejected(self, protocol: str, error: PenstockError, request: InferRequest | None = None) -> None:
+        """Count a request that an endpoint rejected before it called `serve` or `stream`.
+
+        If `request` is given, it has the caller and the parts of the message that were read, and is also logged.
+        """
         _count_failure(self.metrics, None, protocol, error)
+        if request is not None and self.request_log is not None:
+            request.protocol = protocol
+            self.request_log.add(request, None, error.code, 0.0, 0)
 
 
 class _Admitted:
-    """One request inside: traced, released at its end, counted and logged by how it ended."""
+    """A request in flight: admitted and traced at its start; released, counted and logged at its end."""
 
     __slots__ = (
         "_block",
-        "_request",
+        "_is_planned",
+        "_needs_search",
+        "_pace",
         "_routed",
         "_serving",
         "_span",
+        "_streamed_bytes",
         "deadline",
         "metered",
         "plan",
+        "request",
         "response",
         "start",
     )
-    start: float  # when it came
-    plan: Plan
+    start: float  # when the request arrived
+    plan: Plan  # not set while a search selects the block
     deadline: float
     response: InferResponse  # the last one
     metered: Metered | None
+    _streamed_bytes: int  # size of the answers before the last one; counted only if requests are logged
     _routed: float  # when admission and resolution were done
 
     def __init__(self, serving: Serving, request: InferRequest, block: BlockDescription | None) -> None:
         self.start = now()
         self._serving = serving
-        self._request = request
+        self.request = request
         self._block = block
         self._span: OpenSpan | None = None
+        self._pace: StreamPace | None = None
         self.metered = None
+        self._is_planned = False
+        self._needs_search = block is None and request.has_query
+        self._streamed_bytes = 0
 
     def __enter__(self) -> Self:
-        serving, request = self._serving, self._request
+        serving, request = self._serving, self.request
         block: BlockDescription | None = None
         try:
             if serving.is_traced:
                 self._span = _open_span(serving.traces, request)
             serving.admission.admit(request)
             try:
-                block = self._block or serving.resolver.choose(request)
-                if block.max_batch_size:
-                    serving.admission.check_rows(request)
-                plan = self.plan = serving.plans.of(block)
-                self.deadline = self.start + plan.read(request)
+                if not self._needs_search:
+                    block = self._block or serving.resolver.choose(request)
+                    self._set_plan(block)
             except BaseException:
                 serving.admission.release(request)
                 raise
         except BaseException as error:
-            self._fail(error, block)
+            self._report_failure(error, block)
             raise
         self._routed = now()
         return self
 
+    def _set_plan(self, block: BlockDescription) -> None:
+        serving, request = self._serving, self.request
+        if request.binder is not None:
+            if not block.is_described:
+                serving.dispatcher.wake(block.block_id)  # the caller is asked to try again
+            request.binder.bind(request, block)
+        if block.max_batch_size:
+            serving.admission.check_rows(request)
+        plan = serving.plans.plan_of(block)
+        self.deadline = self.start + plan.read_controls(request)
+        self.plan, self._is_planned = plan, True
+
+    async def resolve_query(self) -> None:
+        """Search the block that the request's query asks for, and set the request's plan for that block."""
+        timeout_s = LONGEST_S if self.request.timeout_s is None else min(self.request.timeout_s, LONGEST_S)
+        self.request.model = await self._serving.search.resolve(self.request, self.start + timeout_s)
+        self._set_plan(self._serving.resolver.choose(self.request))
+        self._routed = now()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._serving.admission.release(self._request)
+        self._serving.admission.release(self.request)
         if self.metered is not None:
             self.metered.end()
             if error is None:
-                self.metered.answered(self.response)
+                self.metered.charge_answer(self.response)
         if error is not None:
-            self._fail(error, self.plan.block, self.plan)
+            plan = self.plan if self._is_planned else None
+            self._report_failure(error, None if plan is None else plan.block, plan)
             return
         response = self.response
-        self.plan.answered(self._request, self.start, self._routed, now(), response)
-        if self._request.principal.key_id:
-            self._serving.callers.answered(self._request.principal)
+        self.plan.answered(self.request, self.start, self._routed, now(), response)
+        if self._serving.request_log is not None:
+            self._log_request(self.plan.block, ANSWERED, self._streamed_bytes + _count_bytes(response))
+        if self.request.principal.key_id:
+            self._serving.callers.count_answered(self.request.principal)
             if self.plan.paces is not None:
-                self._serving.callers.spent(self._request.principal, response)
+                self._serving.callers.count_tokens(self.request.principal, response)
         if self._span is not None:
             self._span.set(version=response.version, batch_rows=response.timing.batch_rows)
             self._span.end()
 
-    def move(self, error: ModelNotReady) -> None:
-        """Plans the request for the version that answers now, or raises the error."""
-        serving, request = self._serving, self._request
-        block = serving.resolver.choose_anew(request, self.plan.block, error)
-        if self.plan.watch is not None:
-            self.plan.watch.left(request)
-        self.plan = serving.plans.of(block)
-        self.plan.read(request)
+    def count_streamed(self, response: InferResponse) -> None:
+        """Count an answer of a stream, before the caller gets it."""
+        plan, principal = self.plan, self.request.principal
+        if plan.paces is not None and self.request.answers is not None:
+            self._pace = self._pace or StreamPace(plan.paces, self.start)
+            self._pace.observe_answer(response, now())
+        if response.is_final:
+            return  # counted when the request ends
+        if self._serving.request_log is not None:
+            self._streamed_bytes += _count_bytes(response)
+        if plan.paces is not None and principal.key_id:
+            self._serving.callers.count_tokens(principal, response)
+        if self.metered is not None:
+            self.metered.charge_answer(response)
+        response.version = plan.version
 
-    def _fail(self, error: BaseException, block: BlockDescription | None, plan: Plan | None = None) -> None:
-        """Raises InternalError in place of what nobody expected."""
+    async def use_successor(self, error: ModelNotReady) -> None:
+        """Set the plan of the block that replaced the request's withdrawn block; raise the error if no block did."""
+        serving, request = self._serving, self.request
+        if self._needs_search and error.reason == WITHDRAWN:
+            plan, request.model = self.plan, ""
+            await self.resolve_query()
+            if self.plan.block.block_id == plan.block.block_id:
+                raise error
+            if plan.watch is not None:
+                plan.watch.end_request(request)
+            return
+        block = serving.resolver.choose_again(request, self.plan.block, error)
+        if self.plan.watch is not None:
+            self.plan.watch.end_request(request)
+        self.plan = serving.plans.plan_of(block)
+        self.plan.read_controls(request)
+
+    def _report_failure(self, error: BaseException, block: BlockDescription | None, plan: Plan | None = None) -> None:
+        """Count and log a failure; replace an unexpected exception by InternalError."""
         if self._span is not None:
             self._span.end(error)
-        request = self._request
+        request = self.request
         if isinstance(error, PenstockError):
-            told = error
+            reported = error
         else:
-            told = InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
-        _count_failure(self._serving.metrics, block, request.protocol, told)
+            reported = InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
+        _count_failure(self._serving.metrics, block, request.protocol, reported)
         if plan is not None and plan.watch is not None:
-            plan.watch.failed(request, told)
-        told_of = log.bind(request_id=request.request_id, model=request.model)
+            plan.watch.failed(request, reported)
+        self._log_request(block, reported.code, self._streamed_bytes)
+        bound_log = log.bind(request_id=request.request_id, model=request.model)
         if request.principal.key_id:
-            self._serving.callers.failed(request.principal, told.code)
-            told_of = told_of.bind(key=request.principal.name)
-        if isinstance(told, InternalError) and told is not error:
-            told_of.error("bug", where=request.protocol, exc_info=error)
-            raise told from error
-        if not isinstance(told, Refused):
-            told_of.info("request_failed", code=told.code, error=str(told))
+            self._serving.callers.count_failed(request.principal, reported.code)
+            bound_log = bound_log.bind(key=request.principal.name)
+        if isinstance(reported, InternalError) and reported is not error:
+            bound_log.error("bug", where=request.protocol, exc_info=error)
+            raise reported from error
+        if not isinstance(reported, Refused):
+            bound_log.info("request_failed", code=reported.code, error=str(reported))
+
+    def _log_request(self, block: BlockDescription | None, status: str, response_bytes: int) -> None:
+        """Add the request to the request log, if the server has a request log."""
+        if self._serving.request_log is not None:
+            self._serving.request_log.add(self.request, block, status, now() - self.start, response_bytes)
+
+
+def _count_bytes(response: InferResponse) -> int:
+    return sum([len(tensor.data) for tensor in response.outputs])
 
 
 def _open_span(traces: Traces, request: InferRequest) -> OpenSpan:
-    """Starts the request's span, which the request carries to the worker."""
+    """Start the request's span and set it as the parent of the worker's spans."""
     span = traces.start(
         "serve",
         request.traceparent,
@@ -247,7 +324,7 @@ def _open_span(traces: Traces, request: InferRequest) -> OpenSpan:
 def _count_failure(
     metrics: ServingMetrics, block: BlockDescription | None, protocol: str, error: PenstockError
 ) -> None:
-    # An unknown name is the caller's text: as a label it would grow the metrics without end.
+    # Without a block the name is the caller's text: as a label it would let callers create endless metrics.
     model, version = (block.model, block.version) if block else ("", "")
     metrics.requests.labels(model, version, protocol, error.code).inc()
     if isinstance(error, Refused):

@@ -1,1 +1,1 @@
-"""Where state lives: one small protocol a kind, its implementations beside it."""
+"""Stores for metadata, objects, counters and rows: one small protocol per kind, with its implementations."""

@@ -1,4 +1,4 @@
-"""Files that are nobody else's, on a disk that may be full or may not be written."""
+"""Private and locked files, on disks that may be full or read-only."""
 
 import errno
 import fcntl
@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError
 
 log = structlog.get_logger()
 FULL_OR_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-# What SQLite says of the same.
+# SQLite's codes for the same conditions.
 _SQLITE = (
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_READONLY,
@@ -24,25 +24,25 @@ _SQLITE = (
 
 
 def is_unwritable(error: Exception) -> bool:
-    """The disk is full or read-only, or not ours: it may be otherwise later, and the file is not at fault."""
+    """Return whether the disk is full, read-only or not permitted, so that a later attempt may succeed."""
     if isinstance(error, OSError):
         return error.errno in FULL_OR_READ_ONLY
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE
 
 
 def make_private(file: Path) -> None:
-    """The file is there, and its owner's alone; SQLite gives what it puts beside a database the same mode."""
+    """Create the file if needed, readable by its owner only. SQLite gives its extra files the same mode."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with suppress(PermissionError):  # another user's, which we may write: theirs to say who else may
+        with suppress(PermissionError):  # another user owns the file, and decides about its mode
             os.fchmod(opened, 0o600)
     finally:
         os.close(opened)
 
 
 def lock_file(file: Path, refusal: str, advice: str) -> int:
-    """An open file that no other process has locked so until it is closed; the refusal names who has it."""
+    """Open a file and lock it until the file is closed; raise ConfigError with the id of a process that locks it."""
     make_private(file)
     lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -52,8 +52,8 @@ def lock_file(file: Path, refusal: str, advice: str) -> int:
         os.close(lock)
         raise ConfigError(f"{refusal} (process {pid}); {advice}", reason="in_use") from error
     except OSError as error:
-        log.warning("not_locked", file=str(file), error=error.strerror)  # a file system without locks
-    with suppress(OSError):  # a full disk: the lock holds without a name on it
+        log.warning("file_not_locked", file=str(file), error=error.strerror)  # a file system without locks
+    with suppress(OSError):  # on a full disk the file is locked, but contains no process id
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock

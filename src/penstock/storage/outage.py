@@ -1,4 +1,4 @@
-"""Whether a store is away: it is tried now and then, and nobody waits for it meanwhile. Decides; never acts."""
+"""Tracks an outage of a store. During an outage, one caller per period tries the store, and other callers skip it."""
 
 RETRY_S = 0.5
 
@@ -9,7 +9,7 @@ class Outage:
         self._retry_at = 0.0
 
     def may_try(self, now: float) -> bool:
-        """While it is away, one caller in RETRY_S is told to try; the others go on without."""
+        """Return whether the caller should try the store; during an outage this is True once per RETRY_S."""
         if not self.is_on:
             return True
         if now < self._retry_at:
@@ -18,13 +18,13 @@ class Outage:
         return True
 
     def failed(self, now: float) -> bool:
-        """True where this began it."""
+        """Record a failed call; return whether the outage starts with this call."""
         began = not self.is_on
         self.is_on = True
         self._retry_at = now + RETRY_S
         return began
 
     def worked(self) -> bool:
-        """True where this ended it."""
+        """Record a successful call; return whether the call ends an outage."""
         ended, self.is_on = self.is_on, False
         return ended

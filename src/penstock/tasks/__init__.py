@@ -1,1 +1,1 @@
-"""What a block does to data: bytes to tensors and back. One file a task."""
+"""Tasks: the processing before and after a network. One file or folder per task; `built_in.py` lists them."""

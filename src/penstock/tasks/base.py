@@ -1,4 +1,4 @@
-"""The task protocol: prepare a request into pieces, join pieces into a batch, split it, finish the request."""
+"""The task protocol: tasks prepare requests as pieces, join pieces into batches, split batches, finish requests."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,38 +12,38 @@ from penstock.core.tensors import Array, Tensor, TensorSpec
 
 @dataclass(slots=True)
 class TaskRequest:
-    inputs: list[Tensor]  # emptied when nobody waits for the answer any more
-    outputs: list[str]  # those asked for; empty: all
+    inputs: list[Tensor]  # emptied when the request is cancelled
+    outputs: list[str]  # names of the requested outputs; empty: all
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Piece:
-    """What the batcher may join with other pieces: texts of like length, one tile, or all rows of a tensor request."""
+    """The part of a request that is joined with others: texts of similar length, one tile, or all rows of tensors."""
 
     arrays: dict[str, Array]
     rows: int = 1
-    length: int = 1  # tokens in a row; padding evens it out within a batch
-    key: Hashable = None  # only pieces of one key are ever joined
-    padding: int = 0  # of its tokens, those that even out its own rows
+    length: int = 1  # tokens per row; a batch is padded to its longest piece
+    key: Hashable = None  # only pieces with equal keys are joined
+    padding: int = 0  # padding tokens within the piece
 
 
 @dataclass(slots=True)
 class Prepared:
     pieces: list[Piece]
-    context: Any = None  # the task's own, handed to `finish`
-    parameters: dict[str, Parameter] = field(default_factory=dict)  # told to the caller with the answer
-    order: Array | None = None  # of all pieces' rows, the one for each row of the answer; None: as they are
+    context: Any = None  # state of the task that `finish` needs
+    parameters: dict[str, Parameter] = field(default_factory=dict)  # returned to the caller with the answer
+    order: Array | None = None  # for each row of the answer: the index of the row in the pieces; None: in order
 
     def arrange(self, results: Sequence[Sequence[Array]]) -> Array:
-        """The rows of the results' first arrays, one for each row of the answer."""
+        """Return the rows of the results' first arrays in the order of the answer's rows."""
         rows: Array = results[0][0] if len(results) == 1 else np.concatenate([result[0] for result in results])
         return rows if self.order is None else rows[self.order]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSignature:
-    """What clients see: inputs and outputs of the block, batch dimension included."""
+    """The inputs and outputs of a block for clients, with the batch dimension."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -51,7 +51,7 @@ class TaskSignature:
 
 
 class TaskInput(Protocol):
-    """From requests to the network's inputs."""
+    """Converts requests to the network's inputs."""
 
     is_prepare_cheap: bool
     signature: TaskSignature
@@ -64,35 +64,47 @@ class TaskInput(Protocol):
 
 
 @runtime_checkable
-class Weighing(Protocol):
-    """A task, or its input, that can take much memory for little that is sent."""
+class EstimatesMemory(Protocol):
+    """A task, or its input, whose requests may need much more memory than the size of their tensors."""
 
     def weigh(self, request: TaskRequest) -> int:
-        """How many bytes it takes at most, from `prepare` to its answer. Quick, and never raises."""
+        """Return quickly, without raising, an upper bound of the memory that the request needs until it is answered."""
         ...
 
 
 @runtime_checkable
-class Brisk(Protocol):
-    """A task, or its input, that prepares what has few bytes sooner than a thread would be told of it."""
+class PreparesInline(Protocol):
+    """A task, or its input, that prepares requests of at most `inline_bytes` faster than a thread starts."""
 
-    brisk_bytes: int
+    inline_bytes: int
 
 
-class Task(TaskInput, Protocol):
-    """`prepare` and `finish` run on the event loop where the task says they are cheap and there is little to do, else
-    in threads.
+class AnyTask(Protocol):
+    """The methods that all tasks have.
 
-    Faults of the caller are InvalidRequest or RequestTooLarge; they fail that request alone.
+    `prepare` and `finish` run on the event loop for small requests if the task declares them cheap, else in threads.
+    Both methods raise InvalidRequest or RequestTooLarge for a fault of the caller, which fails that request only.
     """
 
+    is_prepare_cheap: bool
     is_finish_cheap: bool
-    engine_outputs: Sequence[str]  # the network's outputs that `split` wants
+    signature: TaskSignature
 
-    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
-        """One sequence of arrays per piece, in the order of `engine_outputs`."""
-        ...
+    def prepare(self, request: TaskRequest) -> Prepared: ...
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        """`results` has what `split` gave for each of the request's pieces, in their order."""
+        """Return the answer.
+
+        `results` has the arrays that `split` returned for each of the request's pieces, in order.
+        """
+        ...
+
+
+class Task(AnyTask, TaskInput, Protocol):
+    """A task whose requests become pieces that are joined into batches."""
+
+    engine_outputs: Sequence[str]  # the network's outputs that are passed to `split`
+
+    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
+        """Return the arrays of each piece, in the order of `engine_outputs`."""
         ...

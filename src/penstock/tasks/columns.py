@@ -1,4 +1,4 @@
-"""BYTES inputs with one element a row: [n] or [n, 1]."""
+"""Checks inputs that are columns: BYTES with one element per row, [n] or [n, 1]."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from penstock.tasks.base import TaskRequest
 
 
 def take_inputs(request: TaskRequest, inputs: list[str], expected: str) -> list[Tensor]:
-    """The request's inputs in the order of `inputs`; `expected` says what the model takes."""
+    """Return the request's inputs in the order of the names `inputs`. Errors begin with `expected`."""
     names = [tensor.name for tensor in request.inputs]
     if names == inputs:
         return request.inputs
@@ -23,7 +23,7 @@ def check_outputs(request: TaskRequest, outputs: Sequence[str]) -> None:
 
 
 def check_column(tensor: Tensor, expected: str, element: str) -> None:
-    """`element` is what a row holds: a text, an image."""
+    """Raise an error if the tensor is not a column. `element`: the word for an element in errors, such as text."""
     is_column = len(tensor.shape) == 1 or (len(tensor.shape) == 2 and tensor.shape[1] == 1)
     if tensor.datatype != BYTES or not is_column:
         raise InvalidTensor(f"{expected}; got {tensor.datatype} {list(tensor.shape)}")

@@ -1,4 +1,4 @@
-"""The embed task: texts become token ids, token ids become vectors."""
+"""The embed task: turns texts into vectors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a task asks of its model's network."""
+"""Checks a network's inputs and outputs, for several tasks."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def has_text_inputs(engine: Signature) -> bool:
 
 
 def has_image_input(engine: Signature) -> bool:
-    """Whether its only input looks like images: four dimensions, with colours second or last."""
+    """Return whether the only input has the shape of images: four dimensions, with channels second or last."""
     if len(engine.inputs) != 1:
         return False
     (spec,) = engine.inputs
@@ -26,10 +26,13 @@ def has_image_input(engine: Signature) -> bool:
 
 
 def find_output(engine: Signature, name: str, setting: str, datatypes: Sequence[str] = FLOATS) -> TensorSpec:
-    """The output of that name, which must be a row of numbers for each row; `setting` is where a user names it."""
+    """Return the output `name`, which must be [batch, width].
+
+    `setting`: the key of model.yaml that contains the name.
+    """
     outputs = {spec.name: spec for spec in engine.outputs}
     if name not in outputs:
-        problem = f"the network has no output '{name}'; it has {', '.join(outputs)}"
+        problem = f"the network has no output '{name}'; its outputs are {', '.join(outputs)}"
         raise ConfigError(f"{setting}: {problem}", reason="task_mismatch")
     found = outputs[name]
     if found.datatype not in datatypes or len(found.shape) != 2:

@@ -1,4 +1,4 @@
-"""Texts as a network takes them: decoded, tokenized, cut, and joined with padding."""
+"""The text input of networks: decodes, tokenizes, truncates and pads texts."""
 
 import codecs
 import os
@@ -18,35 +18,36 @@ from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array, 
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_column, check_outputs, take_inputs
 from penstock.tasks.network import IDS, MASK, TYPES, has_text_inputs
-from penstock.tasks.options import TextLimits, TextOptions
-from penstock.tasks.tokens.words import KnownWords
-from penstock.tasks.tokens.wordwise import SpecialIds, find_special_ids
+from penstock.tasks.options import TOKENIZER_FILE, TextLimits, TextOptions
+from penstock.tasks.tokens.special_ids import SpecialIds, find_special_ids
+from penstock.tasks.tokens.word_cache import WordCache
 
 TEXT, PAIR = "text", "pair"
 EXPECTED = f"this model takes one input, '{TEXT}' BYTES [n] or [n, 1]"
-CHUNK = 64  # texts that are tokenized before their sum is held against the limit
+CHUNK = 64  # texts that are tokenized between two checks of the limit
 HEAD_CHARS_PER_TOKEN = 8  # English has about five
-# What lies further in a text is not read: where every token takes so many characters, there is nothing to understand.
+# The rest of a text is not read, because text with more characters per token has no meaning.
 MOST_CHARS_PER_TOKEN = 256
-VALIDATED_BYTES = 256 * 1024  # at a time, so that others have the interpreter in between
-# A blank, or a Chinese character, which BERT takes for a word of its own.
+VALIDATED_BYTES = 256 * 1024  # per step, so that other threads can run between two steps
+# A blank, or a Chinese character, which BERT treats as a word.
 BOUNDARY = re.compile("[ \n\t\u4e00-\u9fff]")
 NONE_SPECIAL = SpecialIds()
-# A piece is at most this part of a batch, so that several requests find room in one, and instances share a large one.
+# A piece is at most 1/PIECE_PART of a batch, so that a batch contains several requests, and several instances work on a
+# large request.
 PIECE_PART = 4
-WARM_LENGTHS = 32  # that are warmed up where an engine has steps of length
+WARM_LENGTHS = 32  # number of lengths to warm up, for an engine whose lengths are multiples of a step
 
 
-def _decode(name: str, index: int, raw: memoryview, most_chars: int) -> str:
+def _decode_text(name: str, index: int, raw: memoryview, most_chars: int) -> str:
     try:
-        return str(raw, "utf-8") if len(raw) <= most_chars else _decode_head(raw, most_chars)
+        return str(raw, "utf-8") if len(raw) <= most_chars else _decode_start(raw, most_chars)
     except UnicodeDecodeError as error:
         raise InvalidTensor(
             f"input '{name}' element {index} is not valid UTF-8: {error.reason} at byte {error.start}"
         ) from error
 
 
-def _decode_head(raw: memoryview, most_chars: int) -> str:
+def _decode_start(raw: memoryview, most_chars: int) -> str:
     decoder, head = codecs.getincrementaldecoder("utf-8")(), ""
     for start in range(0, len(raw), VALIDATED_BYTES):
         end = start + VALIDATED_BYTES
@@ -61,14 +62,14 @@ def _decode_head(raw: memoryview, most_chars: int) -> str:
 
 
 class TextTokenizer:
-    """Token ids with the special ones, cut at `max_length`."""
+    """Encodes texts as token ids with special tokens, truncated to `max_length`."""
 
     def __init__(self, path: Path, max_length: int) -> None:
-        # The library's only switch. A worker already prepares requests in parallel.
+        # Only the environment switches off the library's threads, which a worker does not need.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library has no exception type of its own
             raise ConfigError(
                 f"{path}: is not a tokenizer.json: {error}", file=str(path), reason="invalid_tokenizer"
             ) from error
@@ -79,32 +80,33 @@ class TextTokenizer:
         self._tokenizer.enable_truncation(max_length)
         self._max_length = max_length
         self._can_cut = _has_independent_words(self._tokenizer)
-        self._words = KnownWords(self._ask)
+        self._words = WordCache(self._tokenize)
 
     def encode(
         self, texts: Sequence[str], with_special: bool = True, spend: Callable[[int], None] = lambda chars: None
     ) -> Iterator[list[int]]:
-        """Reads only as much of a long text as fills `max_length`: a megabyte would take 0.25 s.
+        """Yield the ids of each text. To save time, read a long text only as far as needed to fill `max_length`.
 
-        `spend` is told before so many characters are read beyond the `heads`, and may raise.
+        Before reading more of a text than `heads` returns, call `spend` with the number of characters; `spend` may
+        raise.
         """
         ends = self.heads(texts)
-        # One call for all, since each call gives up and takes back the interpreter's lock.
+        # One call for all texts, because each call releases and acquires the interpreter's lock.
         heads = self._encode([text[:end] for text, end in zip(texts, ends, strict=True)], with_special)
         for text, end, head in zip(texts, ends, heads, strict=True):
             ids = head
             while end < len(text) and len(ids) < self._max_length:
-                end = self._head(text, 4 * end)
+                end = self._find_head_end(text, 4 * end)
                 spend(end)
                 ids = self._encode([text[:end]], with_special)[0]
             yield ids
 
     def heads(self, texts: Sequence[str]) -> list[int]:
-        """How much of each text is read first."""
-        return [self._head(text, self._max_length * HEAD_CHARS_PER_TOKEN) for text in texts]
+        """Return how many characters of each text are read first."""
+        return [self._find_head_end(text, self._max_length * HEAD_CHARS_PER_TOKEN) for text in texts]
 
     def encode_pair(self, first: str, second: str) -> Encoding:
-        """Returns all tokens, uncut; not to be called while another thread encodes."""
+        """Encode two texts without truncation. Do not call this method while another thread encodes."""
         self._tokenizer.no_truncation()
         found = self._tokenizer.encode(first, second)
         self._tokenizer.enable_truncation(self._max_length)
@@ -112,20 +114,23 @@ class TextTokenizer:
 
     def _encode(self, texts: list[str], with_special: bool) -> list[list[int]]:
         if self._special is None:
-            return self._ask(texts, with_special)
+            return self._tokenize(texts, with_special)
         return self._words.encode(texts, self._special if with_special else NONE_SPECIAL, self._max_length)
 
-    def _ask(self, texts: list[str], with_special: bool = False) -> list[list[int]]:
+    def _tokenize(self, texts: list[str], with_special: bool = False) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=with_special)]
 
-    def _head(self, text: str, chars: int) -> int:
-        """Where the first word ends after so many characters: what follows cannot change what precedes."""
+    def _find_head_end(self, text: str, chars: int) -> int:
+        """Return the end of the word at position `chars`.
+
+        If later words may change earlier tokens, return the end of the text.
+        """
         boundary = BOUNDARY.search(text, chars) if chars < len(text) and self._can_cut else None
         return boundary.start() if boundary else len(text)
 
 
 def _has_independent_words(tokenizer: Tokenizer) -> bool:
-    """Whether a text may be cut at a BOUNDARY without changing the tokens before it."""
+    """Return whether the text after a BOUNDARY never changes the tokens before it."""
     return (
         isinstance(tokenizer.model, WordPiece)
         and isinstance(tokenizer.normalizer, BertNormalizer)
@@ -136,24 +141,24 @@ def _has_independent_words(tokenizer: Tokenizer) -> bool:
 
 
 class TextNetwork:
-    """A network of token ids, and the tokenizer that it was trained with."""
+    """A network that takes token ids, with its tokenizer."""
 
     def __init__(self, task: str, folder: Path, options: TextOptions, engine: Signature, limits: TextLimits) -> None:
         self._has_types = _check_inputs(task, engine)
         self.limits = limits
         self.max_length = options.max_length
-        self.tokenizer = TextTokenizer(folder / options.tokenizer, self.max_length)
+        self.tokenizer = TextTokenizer(folder / TOKENIZER_FILE, self.max_length)
         self._rows = engine.token_rows
         self._max_tokens = limits.max_request_tokens
         self._most_chars = self.max_length * MOST_CHARS_PER_TOKEN
 
     def read(self, tensor: Tensor, expected: str) -> list[str]:
-        """Of a long text what lies beyond all that could be read is looked through, but not kept."""
+        """Decode the texts. The end of a long text is only checked for valid UTF-8."""
         check_column(tensor, expected, "text")
-        return [_decode(tensor.name, index, raw, self._most_chars) for index, raw in enumerate(view_bytes(tensor))]
+        return [_decode_text(tensor.name, index, raw, self._most_chars) for index, raw in enumerate(view_bytes(tensor))]
 
     def encode(self, texts: Sequence[str], with_special: bool = True) -> Iterator[list[int]]:
-        """Raises RequestTooLarge soon after the texts pass a limit."""
+        """Yield the ids of each text; raise RequestTooLarge when the texts exceed a limit."""
         tokens = 0
         left = self._most_chars + self._max_tokens * HEAD_CHARS_PER_TOKEN
 
@@ -161,7 +166,7 @@ class TextNetwork:
             nonlocal left
             left -= chars
             if left < 0:
-                raise RequestTooLarge(f"the {len(texts)} texts are too long together; send fewer at a time")
+                raise RequestTooLarge(f"the {len(texts)} texts together are too long; send fewer texts per request")
 
         spend(sum(self.tokenizer.heads(texts)))
         for start in range(0, len(texts), CHUNK):
@@ -172,17 +177,19 @@ class TextNetwork:
 
     def check_tokens(self, tokens: int, count: int, what: str) -> None:
         if tokens > self._max_tokens:
-            raise RequestTooLarge(f"the {count} {what} have more than {self._max_tokens} tokens; send fewer at a time")
+            raise RequestTooLarge(
+                f"the {count} {what} have more than {self._max_tokens} tokens; send fewer per request"
+            )
 
     def cut(self, ids: Sequence[list[int]], types: Sequence[list[int]] = ()) -> Prepared:
-        """Rows of like length become pieces; `types` are those of pairs."""
-        by_length: dict[int, list[int]] = {}  # rows' places
+        """Group rows of similar length into pieces. `types`: the token types of pairs."""
+        by_length: dict[int, list[int]] = {}  # indices of rows
         for place, row in enumerate(ids):
-            by_length.setdefault(self._padded(len(row)), []).append(place)
+            by_length.setdefault(self._padded_length(len(row)), []).append(place)
         pieces = [
-            self._piece(length, [ids[place] for place in some], [types[place] for place in some] if types else ())
+            self._make_piece(length, [ids[place] for place in some], [types[place] for place in some] if types else ())
             for length, places in by_length.items()
-            for some in _parts(places, self._most_rows(length, PIECE_PART))
+            for some in _split_indices(places, self._most_rows(length, PIECE_PART))
         ]
         order: Array | None = None
         if len(by_length) > 1:
@@ -192,12 +199,12 @@ class TextNetwork:
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         shape = (sum(piece.rows for piece in pieces), max(piece.length for piece in pieces))
-        has_types = self._has_types and TYPES in pieces[0].arrays  # of pairs, which are joined with no others
+        has_types = self._has_types and TYPES in pieces[0].arrays  # a batch has either pairs or single texts
         if self._rows.is_marked:
             joined = {IDS: _stack(pieces, IDS, np.full(shape, PADDING, np.int32))}
             return joined | {TYPES: _stack(pieces, TYPES, np.zeros(shape, np.int32))} if has_types else joined
         ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        _stack_plain(pieces, ids, mask)
+        _stack_with_mask(pieces, ids, mask)
         inputs: dict[str, Array] = {IDS: ids, MASK: mask}
         if self._has_types:
             inputs[TYPES] = types = np.zeros(shape, np.int64)
@@ -206,42 +213,45 @@ class TextNetwork:
         return inputs
 
     def warm_up_inputs(self) -> list[dict[str, Array]]:
-        """A query, the longest text (which fails here if the network has fewer positions) and full batches."""
-        shapes = [(1, self._padded(8)), (1, self.max_length), (self.limits.max_rows, self._padded(16))]
-        if (step := self._rows.length_step) > 1:  # a batch has no other lengths
-            lengths = dict.fromkeys(map(self._padded, range(step, step * WARM_LENGTHS + 1, step)))
+        """Return inputs for a short text, for the longest text, and for full batches.
+
+        The run with the longest text fails if the network has too few positions for `max_length`.
+        """
+        shapes = [(1, self._padded_length(8)), (1, self.max_length), (self.limits.max_rows, self._padded_length(16))]
+        if (step := self._rows.length_step) > 1:  # batches have only these lengths
+            lengths = dict.fromkeys(map(self._padded_length, range(step, step * WARM_LENGTHS + 1, step)))
             shapes[2:] = [(self._most_rows(length), length) for length in lengths]
         return [self.join([Piece({IDS: np.zeros((rows, length), np.int32)}, rows, length)]) for rows, length in shapes]
 
-    def _padded(self, length: int) -> int:
+    def _padded_length(self, length: int) -> int:
         step = self._rows.length_step
         return min(-(-max(1, length) // step) * step, self.max_length)
 
     def _most_rows(self, length: int, part: int = 1) -> int:
-        """Of that length, in such a part of a batch."""
+        """Return how many rows of a length fit into 1/part of a batch."""
         rows, tokens = self.limits.max_rows, self.limits.max_tokens
         return max(1, rows // part if tokens is None else min(rows // part, tokens // part // length))
 
-    def _piece(self, length: int, ids: Sequence[list[int]], types: Sequence[list[int]]) -> Piece:
+    def _make_piece(self, length: int, ids: Sequence[list[int]], types: Sequence[list[int]]) -> Piece:
         tokens = sum(map(len, ids))
-        arrays = {IDS: _rectangle(ids, length, PADDING, self._rows.vocabulary)}
+        arrays = {IDS: _pad_rows(ids, length, PADDING, self._rows.vocabulary)}
         if types:
-            arrays[TYPES] = _rectangle(types, length, 0, self._rows.types)
+            arrays[TYPES] = _pad_rows(types, length, 0, self._rows.types)
         return Piece(arrays, len(ids), length, PAIR if types else TEXT, len(ids) * length - tokens)
 
 
 class TextTask:
-    """Each row is a text, or what a subclass makes of texts; a row of the network's output answers it."""
+    """A task with one row per text, or per row of tokens that a subclass derives from texts."""
 
     is_prepare_cheap = False
     is_finish_cheap = True
-    brisk_bytes = 512
+    inline_bytes = 512
 
     def __init__(self, network: TextNetwork, output: str, answer: TensorSpec, inputs: Sequence[str] = (TEXT,)) -> None:
         self._network = network
         self.engine_outputs: Sequence[str] = (output,)
-        # [n, 1] rather than [n]: Triton's configuration has no tensor without dimensions beside the batch,
-        # and perf_analyzer cannot send one.
+        # [n, 1] and not [n], because Triton's configuration does not allow tensors that have only the batch dimension,
+        # and perf_analyzer cannot send them.
         columns = tuple(TensorSpec(name, BYTES, (-1, 1)) for name in inputs)
         self.signature = TaskSignature(columns, (answer,), network.limits.max_rows)
 
@@ -268,24 +278,27 @@ class TextTask:
         return self._network.warm_up_inputs()
 
 
-def _parts(places: list[int], most: int) -> Iterator[list[int]]:
+def _split_indices(places: list[int], most: int) -> Iterator[list[int]]:
     for start in range(0, len(places), most):
         yield places[start : start + most]
 
 
-def _rectangle(rows: Sequence[list[int]], length: int, filler: int, below: int) -> Array:
-    """Raises InvalidTensor where a number is not `below`, unless that is 0: a GPU would read beyond its table."""
+def _pad_rows(rows: Sequence[list[int]], length: int, filler: int, below: int) -> Array:
+    """Pad the rows; raise InvalidTensor if a number is not less than `below`, which would make a GPU fail.
+
+    If `below` is 0, the numbers are not checked.
+    """
     found = np.array([row if len(row) == length else [*row, *[filler] * (length - len(row))] for row in rows], np.int32)
     if below and (largest := int(found.max())) >= below:
         raise InvalidTensor(
-            f"the tokenizer gives {largest} for this text, and the network knows what is below {below}: "
-            "take the tokenizer.json that the model came with"
+            f"the tokenizer gives {largest} for this text, but the network's vocabulary ends at {below}: "
+            "use the tokenizer.json of the model"
         )
     return found
 
 
 def _stack(pieces: Sequence[Piece], name: str, target: Array) -> Array:
-    """Lays the pieces' arrays below each other, where they have one."""
+    """Copy the pieces' arrays with this name into the target, one below the other."""
     start = 0
     for piece in pieces:
         end = start + piece.rows
@@ -295,8 +308,8 @@ def _stack(pieces: Sequence[Piece], name: str, target: Array) -> Array:
     return target
 
 
-def _stack_plain(pieces: Sequence[Piece], ids: Array, mask: Array) -> None:
-    """The same for networks that are told by a mask what is padding."""
+def _stack_with_mask(pieces: Sequence[Piece], ids: Array, mask: Array) -> None:
+    """Copy the pieces' ids, and fill the mask."""
     start = 0
     for piece in pieces:
         end = start + piece.rows
@@ -312,7 +325,7 @@ def _stack_plain(pieces: Sequence[Piece], ids: Array, mask: Array) -> None:
 
 
 def _check_inputs(task: str, engine: Signature) -> bool:
-    """Whether it takes token types; raises ConfigError where the network takes no tokens."""
+    """Return whether the network has an input of token types; raise ConfigError if it has no inputs of tokens."""
     names = [spec.name for spec in engine.inputs]
     if not has_text_inputs(engine):
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Logs, metrics and traces."""
+"""Logs, metrics, traces, readiness and supervised background tasks."""

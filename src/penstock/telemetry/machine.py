@@ -1,4 +1,4 @@
-"""The machine that figures were taken on."""
+"""A description of the machine, for measurements."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 
 from penstock.telemetry.control_groups import usable_cores
-from penstock.telemetry.devices import open_gpus
+from penstock.telemetry.gpus import open_gpus
 
 PACKAGES = {"penstock": "penstock-serve"} | {
     name: name for name in ("onnxruntime", "onnxruntime-gpu", "openvino", "torch", "numpy", "grpcio")
-}  # as they are told of, and as they are installed
+}  # shown name: installed package
 
 
 def describe_machine() -> dict[str, str]:
@@ -19,29 +19,29 @@ def describe_machine() -> dict[str, str]:
         "processor": processor(),
         "cores": str(usable_cores()),
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
-        **({"gpu": ", ".join(gpus)} if (gpus := _gpus()) else {}),
+        **({"gpu": ", ".join(gpus)} if (gpus := _describe_gpus()) else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: found for name, package in PACKAGES.items() if (found := installed_version(package))},
     }
 
 
-def _gpus() -> list[str]:
+def _describe_gpus() -> list[str]:
     return [f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB" for gpu in open_gpus().visible]
 
 
 def processor() -> str:
-    """Linux names it in /proc alone."""
-    return _processor_line("model name") or platform.processor()
+    """Return the processor's name. On Linux only /proc contains the name."""
+    return _read_processor_line("model name") or platform.processor()
 
 
 def processor_features() -> frozenset[str]:
-    """What it can beside what all of its kind can: avx512_bf16, amx_bf16, …; none where the system does not tell."""
-    return frozenset((_processor_line("flags") or _processor_line("Features")).split())
+    """Return the processor's optional features (avx512_bf16, amx_bf16, …); empty if the system does not list them."""
+    return frozenset((_read_processor_line("flags") or _read_processor_line("Features")).split())
 
 
-def _processor_line(name: str) -> str:
-    """Of the first core; empty: there is none."""
+def _read_processor_line(name: str) -> str:
+    """Return the value of a line in /proc/cpuinfo for the first core, or an empty text."""
     try:
         with Path("/proc/cpuinfo").open() as lines:
             for line in lines:
@@ -53,7 +53,7 @@ def _processor_line(name: str) -> str:
 
 
 def installed_version(package: str) -> str:
-    """Empty: it is not installed."""
+    """Return the installed version of a package, or an empty text."""
     try:
         return version(package)
     except PackageNotFoundError:

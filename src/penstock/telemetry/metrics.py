@@ -1,4 +1,4 @@
-"""Prometheus metrics. Every process of one server writes to one folder, so that any gateway can show them all."""
+"""Prometheus metrics. All processes of a server write to one folder, so that any gateway can serve all metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -12,10 +12,10 @@ from prometheus_client import (
     Histogram,
     generate_latest,
     multiprocess,
-    values,
 )
 
 from penstock.core.cluster.answer_counts import AnswerCounts
+from penstock.telemetry.prometheus_internals import use_value_class
 from penstock.telemetry.shared_values import SharedValue
 
 SECONDS = (
@@ -40,7 +40,8 @@ SECONDS = (
     300,
 )
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Of generated text: a small model makes a token in some milliseconds, a long prompt may take a minute before its first.
+# Buckets for generated text: a small model takes milliseconds per token, and with a long prompt the first token may
+# take a minute.
 FIRST_TOKEN_SECONDS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),
@@ -56,13 +57,13 @@ DEVICE = ("uuid", "gpu")
 
 
 def share_metrics(folder: Path, process: str) -> None:
-    """Makes this process's metrics part of the folder's. `process` is stable over restarts: counters go on."""
+    """Write this process's metrics to the folder. `process` must be stable over restarts, so that counters continue."""
     folder.mkdir(parents=True, exist_ok=True)
-    values.ValueClass = SharedValue.share(folder, process)
+    use_value_class(SharedValue.share(folder, process))
 
 
 def forget_gauges(folder: Path, process: str) -> None:
-    """A process is gone: its counters stay, its gauges must not."""
+    """Remove the gauges of a process that has ended; its counters stay."""
     multiprocess.mark_process_dead(process, str(folder))
 
 
@@ -100,8 +101,7 @@ def _histogram(name: str, what: str, *labels: str, buckets: Sequence[float] = SE
 
 
 class _Metrics:
-    """Those of one part of the server: declared in its class, each with its name, what it is and its labels, and made
-    for a registry."""
+    """The metrics of one part of the server. A subclass declares them; an instance creates them for a registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         for name, declared in vars(type(self)).items():
@@ -110,37 +110,53 @@ class _Metrics:
 
 
 class SupervisorMetrics(_Metrics):
-    restarts = _counter("restarts", "Processes started again, by why they ended", "process", "reason")
+    restarts = _counter("restarts", "Restarts of processes, by the reason why they ended", "process", "reason")
+
+
+class EdgeMetrics(_Metrics):
+    """Metrics of Envoy as the edge."""
+
+    open_connections = _gauge("edge_open_connections", "Connections of clients to the edge", "edge")
+    open_requests = _gauge("edge_open_requests", "Requests that the edge passes on", "edge")
+    memory_bytes = _gauge("edge_memory_bytes", "Memory that the edge has allocated", "edge")
+    connections = _counter("edge_connections", "Connections that clients opened to the edge", "edge")
+    requests = _counter("edge_requests", "Requests that the edge received", "edge")
+    refused = _counter(
+        "edge_refused", "Connections and requests that the edge refused or ended, by reason", "edge", "reason"
+    )
+    gateway_failures = _counter("edge_gateway_failures", "Connections from the edge to gateways that failed", "edge")
+
+
+class BackgroundMetrics(_Metrics):
+    failures = _counter("background_failures", "Failed passes of background loops, by loop", "loop")
 
 
 class ServingMetrics(_Metrics):
-    """What the gateway sees of every request."""
+    """A gateway's metrics of requests."""
 
     requests = _counter("requests", "Requests answered", *MODEL, "protocol", "code")
-    request_seconds = _histogram("request_seconds", "From arrival to answer", *MODEL)
-    admit_seconds = _histogram("admit_seconds", "Admission and resolution", *MODEL)
-    reply_seconds = _histogram("reply_seconds", "The way to the worker and back", *MODEL)
+    request_seconds = _histogram("request_seconds", "Request latency, from arrival to answer", *MODEL)
+    admit_seconds = _histogram("admit_seconds", "Time for admission and resolution of a request", *MODEL)
+    reply_seconds = _histogram("reply_seconds", "Time from sending a job to a worker until its reply", *MODEL)
     refusals = _counter("refusals", "Requests refused, by reason", "reason")
     key_requests = _counter(
-        "key_requests", "Requests of those who have a key, by its name and what came of them", "key", "code"
+        "key_requests", "Requests with an API key, by the key's name and the outcome", "key", "code"
     )
-    key_tokens = _counter(
-        "key_tokens", "Tokens of generated text, prompts and answers, of those who have a key, by its name", "key"
-    )
-    inflight_requests = _gauge("inflight_requests", "Requests inside")
-    inflight_bytes = _gauge("inflight_bytes", "Bytes of the requests inside")
-    memory_bytes = _gauge("gateway_memory_bytes", "Resident memory")
-    shadow_requests = _counter("shadow_requests", "Copies of requests, by what came of them", *MODEL, "outcome")
-    shadow_seconds = _histogram("shadow_seconds", "Copies that succeeded, from sending to answer", *MODEL)
+    key_tokens = _counter("key_tokens", "Tokens of prompts and generated text, by the name of the API key", "key")
+    inflight_requests = _gauge("inflight_requests", "Requests that the gateways are processing")
+    inflight_bytes = _gauge("inflight_bytes", "Bytes of the requests that the gateways are processing")
+    memory_bytes = _gauge("gateway_memory_bytes", "Resident memory of the gateways")
+    shadow_requests = _counter("shadow_requests", "Requests copied to a shadow, by outcome", *MODEL, "outcome")
+    shadow_seconds = _histogram("shadow_seconds", "Latency of copied requests that succeeded", *MODEL)
     first_token_seconds = _histogram(
         "time_to_first_token_seconds",
-        "Streamed text, from arrival to the first token at the door",
+        "Time from a request's arrival to the first streamed token, at the endpoint",
         *MODEL,
         buckets=FIRST_TOKEN_SECONDS,
     )
     between_tokens_seconds = _histogram(
         "time_between_tokens_seconds",
-        "Streamed text, from token to token at the door",
+        "Time between streamed tokens, at the endpoint",
         *MODEL,
         buckets=TOKEN_SECONDS,
     )
@@ -148,53 +164,69 @@ class ServingMetrics(_Metrics):
 
 class RouterMetrics(_Metrics):
     retries = _counter("retries", "Jobs sent again, by reason", "reason")
-    late_replies = _counter("late_replies", "Replies that nobody waited for")
-    wire_errors = _counter("wire_errors", "Frames that could not be understood")
-    workers_lost = _counter("workers_lost", "Workers gone, by reason", "reason")
-    ejections = _counter(
-        "ejections", "Workers that got no more of a block's requests, and those that do again", "event"
-    )
+    late_replies = _counter("late_replies", "Replies to jobs that were already finished or cancelled")
+    wire_errors = _counter("wire_errors", "Messages that could not be decoded")
+    workers_lost = _counter("workers_lost", "Connections to workers lost, by reason", "reason")
+    ejections = _counter("ejections", "Workers ejected from a block, and readmitted, by event", "event")
     workers = _gauge("workers", "Workers connected", over_processes="livemax")
-    queue = _gauge("queue_jobs", "Jobs in the gateways", "block", "state")
+    queue = _gauge("queue_jobs", "Jobs in the gateways, by state", "block", "state")
 
 
 class CacheMetrics(_Metrics):
-    """The response cache of the gateways."""
+    """Metrics of the response cache."""
 
-    requests = _counter("cache_requests", "Requests to blocks with a cache, by what came of it", *MODEL, "outcome")
-    saved_seconds = _counter("cache_saved_seconds", "Time of models that hits did not take", *MODEL)
-    bytes = _gauge("cache_bytes", "Bytes kept")
-    entries = _gauge("cache_entries", "Answers kept")
-    evictions = _counter("cache_evictions", "Answers let go of, by reason", "reason")
-    errors = _counter("cache_errors", "Calls of the cache's store that failed or were late")
+    requests = _counter("cache_requests", "Requests to blocks with a cache, by outcome", *MODEL, "outcome")
+    saved_seconds = _counter("cache_saved_seconds", "Model time saved by cache hits", *MODEL)
+    bytes = _gauge("cache_bytes", "Bytes in the cache")
+    entries = _gauge("cache_entries", "Answers in the cache")
+    evictions = _counter("cache_evictions", "Answers removed from the cache, by reason", "reason")
+    errors = _counter("cache_errors", "Calls to the cache's store that failed or timed out")
 
 
 class SessionMetrics(_Metrics):
-    open = _gauge("sessions", "Sessions at the gateways")
-    waiting = _gauge("session_waiting", "Requests that wait for an earlier one of their session")
-    repeats = _gauge("session_repeats", "Requests answered with what was recorded")
-    forwarded = _gauge("session_forwarded", "Requests sent to the gateway that owns their session")
+    open = _gauge("sessions", "Ordered sessions that the gateways own")
+    waiting = _gauge("session_waiting", "Requests waiting for an earlier one of their session")
+    repeats = _gauge("session_repeats", "Repeated requests answered from the session's record")
+    forwarded = _gauge("session_forwarded", "Requests forwarded to the gateway that owns their session")
 
 
 class LimitMetrics(_Metrics):
-    """Callers' limits at the gateways."""
+    """Metrics of callers' limits at the gateways."""
 
-    refusals = _counter("rate_limited", "Requests beyond their caller's limits, by which", "limit")
-    away = _gauge("limits_away", "Gateways whose shared limits are away: each holds to its share")
-    errors = _counter("limits_errors", "Requests that the shared limits did not answer for in time")
+    refusals = _counter("rate_limited", "Requests refused because of a caller's limit, by limit", "limit")
+    away = _gauge("limits_away", "Gateways that cannot reach the shared limits and enforce their share alone")
+    errors = _counter("limits_errors", "Requests for which the shared limits did not answer in time")
+
+
+class SearchMetrics(_Metrics):
+    """Metrics of the search for blocks at the gateways."""
+
+    resolutions = _counter("search_resolutions", "Requests with a search query, by outcome", "outcome")
+    filter_seconds = _histogram("search_filter_seconds", "Time to apply the filters of a search query")
+    policy_failures = _counter("search_policy_failures", "Failures of registered policies", "policy")
+    vectors = _gauge("search_vectors", "Texts of blocks that the semantic policy has embedded")
+
+
+class RequestLogMetrics(_Metrics):
+    """Metrics of the request log at the gateways."""
+
+    rows = _counter("request_log_rows", "Rows written to the request log")
+    lost = _counter("request_log_lost", "Requests that are missing in the request log, by reason", "reason")
+    failures = _counter("request_log_failures", "Failed calls to the request log's store")
+    waiting = _gauge("request_log_waiting", "Rows that wait to be written to the request log")
 
 
 class RolloutMetrics(_Metrics):
-    _weight = _gauge("rollout_weight", "The new block's share of a name's requests, in percent", "name")
-    _changes = _counter("rollout_changes", "What rollouts did, by kind", "name", "kind")
-    _answers = _counter("rollout_answers", "Answers by the blocks of rollouts that go on", "name", "block", "outcome")
+    _weight = _gauge("rollout_weight", "Share of requests that the new block gets, in percent", "name")
+    _changes = _counter("rollout_changes", "Steps and other changes of rollouts, by kind", "name", "kind")
+    _answers = _counter("rollout_answers", "Answers of blocks in active rollouts", "name", "block", "outcome")
 
     def changed(self, name: str, kind: str, weight: float) -> None:
         self._changes.labels(name, kind).inc()
         self._weight.labels(name).set(weight)
 
     def count(self, name: str, blocks: Mapping[str, str], counts: Iterable[AnswerCounts]) -> None:
-        """`blocks` are their ids, with what they are called."""
+        """Add the counts of a rollout's blocks. `blocks` maps block ids to their labels."""
         for each in counts:
             block = blocks.get(each.block_id)
             if block is not None and not each.is_control:
@@ -206,49 +238,52 @@ class RolloutMetrics(_Metrics):
 
 
 class GenerationMetrics(_Metrics):
-    """What engines that generate text do on a worker, whether their answers are streamed or not."""
+    """A worker's metrics of engines that generate text, streamed or not."""
 
     first_token_seconds = _histogram(
         "engine_time_to_first_token_seconds",
-        "From arrival on the worker to the first token",
+        "Time from arrival on the worker to the first token",
         *MODEL,
         buckets=FIRST_TOKEN_SECONDS,
     )
     between_tokens_seconds = _histogram(
-        "engine_time_between_tokens_seconds", "From token to token of a choice", *MODEL, buckets=TOKEN_SECONDS
+        "engine_time_between_tokens_seconds", "Time between tokens of a choice", *MODEL, buckets=TOKEN_SECONDS
     )
     request_prompt_tokens = _histogram("request_prompt_tokens", "Tokens in a request's prompt", *MODEL, buckets=TOKENS)
     request_generated_tokens = _histogram(
-        "request_generated_tokens", "Tokens in a choice that has ended", *MODEL, buckets=TOKENS
+        "request_generated_tokens", "Tokens in a finished choice", *MODEL, buckets=TOKENS
     )
     request_tokens_per_s = _histogram(
-        "request_tokens_per_second", "Tokens a second of a choice, after its first", *MODEL, buckets=TOKENS_PER_S
+        "request_tokens_per_second",
+        "Tokens per second of a choice, after its first token",
+        *MODEL,
+        buckets=TOKENS_PER_S,
     )
-    prompt_tokens = _counter("prompt_tokens", "Tokens of prompts", *MODEL)
-    cached_tokens = _counter("prefix_hit_tokens", "Of those, found in the prefix cache", *MODEL)
+    prompt_tokens = _counter("prompt_tokens", "Tokens in prompts", *MODEL)
+    cached_tokens = _counter("prefix_hit_tokens", "Prompt tokens found in the prefix cache", *MODEL)
     generated_tokens = _counter("generated_tokens", "Tokens generated", *MODEL)
-    finished = _counter("generated_answers", "Choices that have ended, by why", *MODEL, "finish")
-    preemptions = _counter("preemptions", "Sequences put back for want of cache blocks", *MODEL)
+    finished = _counter("generated_answers", "Finished choices, by the reason why they ended", *MODEL, "finish")
+    preemptions = _counter("preemptions", "Sequences preempted because cache blocks ran out", *MODEL)
     steps = _counter("generation_steps", "Steps of the engine", *MODEL)
-    generations = _gauge("generations", "Sequences that run, requests that wait", *MODEL, "state")
-    cache_blocks = _gauge("kv_cache_blocks", "Blocks of the KV cache", *MODEL, "kind")
+    generations = _gauge("generations", "Sequences running, requests waiting", *MODEL, "state")
+    cache_blocks = _gauge("kv_cache_blocks", "Blocks of the KV cache, used and all", *MODEL, "kind")
 
 
 class WorkerMetrics(_Metrics):
-    queue_seconds = _histogram("queue_seconds", "Waiting on the worker for a batch", *MODEL)
-    batch_seconds = _histogram("batch_seconds", "Forming a batch: pad and stack", *MODEL)
-    compute_seconds = _histogram("compute_seconds", "The engine on a batch", *MODEL)
+    queue_seconds = _histogram("queue_seconds", "Time that jobs wait on the worker for a batch", *MODEL)
+    batch_seconds = _histogram("batch_seconds", "Time to form a batch: pad and stack", *MODEL)
+    compute_seconds = _histogram("compute_seconds", "Time that the engine takes for a batch", *MODEL)
     batch_rows = _histogram("batch_rows", "Rows in a batch", *MODEL, buckets=ROWS)
-    batches = _counter("batches", "Batches, by why they closed", *MODEL, "closed")
-    tokens = _counter("tokens", "Tokens computed", *MODEL, "kind")
+    batches = _counter("batches", "Batches, by the reason why they were sent", *MODEL, "closed")
+    tokens = _counter("tokens", "Tokens computed, by kind", *MODEL, "kind")
     failures = _counter("failures", "Jobs that failed on the worker", *MODEL, "code")
     cancelled = _counter("cancelled", "Jobs cancelled on the worker", *MODEL)
-    loads = _counter("loads", "Blocks loaded and unloaded", *MODEL, "event")
-    instances = _gauge("instances", "Instances", *MODEL, "state")
-    waiting = _gauge("worker_waiting", "Pieces waiting on workers", *MODEL)
-    memory_bytes = _gauge("worker_memory_bytes", "Resident memory, with the processes that it started", "worker")
-    device_memory = _gauge("device_memory_bytes", "Of a GPU", *DEVICE, "kind", over_processes="livemax")
-    device_busy = _gauge("device_busy", "Share of the time that a GPU was busy", *DEVICE, over_processes="livemax")
-    worker_device_memory = _gauge("worker_device_memory_bytes", "Of a GPU, in use by a worker", "worker", "uuid")
-    block_device_memory = _gauge("block_device_memory_bytes", "Of a GPU, taken by loading a block", *MODEL, "uuid")
+    loads = _counter("loads", "Blocks loaded and unloaded, by event", *MODEL, "event")
+    instances = _gauge("instances", "Instances of a block, by state", *MODEL, "state")
+    waiting = _gauge("worker_waiting", "Pieces of requests waiting on workers", *MODEL)
+    memory_bytes = _gauge("worker_memory_bytes", "Resident memory of a worker and its child processes", "worker")
+    device_memory = _gauge("device_memory_bytes", "Memory of a GPU, by kind", *DEVICE, "kind", over_processes="livemax")
+    device_busy = _gauge("device_busy", "Utilization of a GPU, 0 to 1", *DEVICE, over_processes="livemax")
+    worker_device_memory = _gauge("worker_device_memory_bytes", "GPU memory that a worker uses", "worker", "uuid")
+    block_device_memory = _gauge("block_device_memory_bytes", "GPU memory that loading a block took", *MODEL, "uuid")
     generation = cast(GenerationMetrics, partial(GenerationMetrics))

@@ -1,7 +1,7 @@
-"""Metrics' values in files that every process of a server reads, on blocks that are there before they are written.
+"""Values of metrics in memory-mapped files, which all processes of a server read.
 
-A mapped page that finds no block on a full disk ends its process. So blocks are reserved first; what finds none stays
-in memory, and is tried again.
+Writing to a mapped page without a disk block kills the process if the disk is full, so blocks are allocated before they
+are written. If the disk is full, values stay in memory, and the allocation is tried again later.
 """
 
 import os
@@ -11,48 +11,49 @@ from threading import Lock
 from typing import Any, ClassVar
 
 import structlog
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+from penstock.telemetry.prometheus_internals import MappedValues, mmap_key
 
 log = structlog.get_logger()
 FIRST_BYTES = 1 << 16
 RETRY_S = 1.0
-ENTRY_BYTES = 32  # beside its key, at most: a length, padding, a value and its time
+ENTRY_BYTES = 32  # largest size of an entry besides its key: a length, padding, a value and its time
 
 
 class ReservedFile:
-    """Raises OSError, and is as it was, where the disk has no room."""
+    """A file whose blocks are allocated before use. If the disk is full, calls raise OSError and change nothing."""
 
     def __init__(self, file: Path) -> None:
         if not file.exists():
-            _make(file)
-        self._mapped = MmapedDict(str(file))
+            _create_file(file)
+        self._mapped = MappedValues(file)
 
     def has(self, key: str) -> bool:
-        return key in self._mapped._positions
+        return key in self._mapped
 
     def read(self, key: str) -> float:
         self._reserve(key)
-        return float(self._mapped.read_value(key)[0])
+        return self._mapped.read(key)
 
     def write(self, key: str, value: float) -> None:
         self._reserve(key)
-        self._mapped.write_value(key, value, 0.0)
+        self._mapped.write(key, value)
 
     def _reserve(self, key: str) -> None:
-        """The file doubles until a new key fits."""
-        mapped, capacity = self._mapped, self._mapped._capacity
-        while not self.has(key) and mapped._used + len(key.encode()) + ENTRY_BYTES > capacity:
+        """Double the file until a new key fits."""
+        mapped, capacity = self._mapped, self._mapped.capacity_bytes
+        while not self.has(key) and mapped.used_bytes + len(key.encode()) + ENTRY_BYTES > capacity:
             capacity *= 2
-            os.posix_fallocate(mapped._f.fileno(), 0, capacity)
+            os.posix_fallocate(mapped.fileno(), 0, capacity)
 
 
-def _make(file: Path) -> None:
-    """Under another name at first: those who read never find it empty."""
+def _create_file(file: Path) -> None:
+    """Create the file under a temporary name and rename it, so that readers never see an empty file."""
     unnamed = file.with_suffix(".new")
     try:
         with unnamed.open("wb") as made:
             os.posix_fallocate(made.fileno(), 0, FIRST_BYTES)
-            made.write((8).to_bytes(8, "little"))  # how much of it is used: this
+            made.write((8).to_bytes(8, "little"))  # the number of used bytes: only this number itself
         unnamed.rename(file)
     except OSError:
         unnamed.unlink(missing_ok=True)
@@ -60,19 +61,19 @@ def _make(file: Path) -> None:
 
 
 class SharedFiles:
-    """Those of one process, one for each kind of metric."""
+    """The files of one process, one for each kind of metric."""
 
     def __init__(self, folder: Path, process: str) -> None:
         self.lock = Lock()
         self._folder, self._process = folder, process
         self._files: dict[str, ReservedFile] = {}
-        self._retry_at = 0.0  # while there is no room; 0: there is
+        self._retry_at = 0.0  # 0: the disk has room
 
     def read(self, kind: str, key: str) -> float:
         try:
-            return self._file(kind).read(key)
+            return self._get_file(kind).read(key)
         except OSError as error:
-            self._failed(error)
+            self._record_failure(error)
             return 0.0
 
     def write(self, kind: str, key: str, value: float) -> None:
@@ -84,29 +85,29 @@ class SharedFiles:
 
     def _write_new(self, kind: str, key: str, value: float) -> None:
         try:
-            self._file(kind).write(key, value)
+            self._get_file(kind).write(key, value)
         except OSError as error:
-            self._failed(error)
+            self._record_failure(error)
             return
         if self._retry_at:
             self._retry_at = 0.0
-            log.info("metrics_back", folder=str(self._folder))
+            log.info("metrics_written_again", folder=str(self._folder))
 
-    def _file(self, kind: str) -> ReservedFile:
+    def _get_file(self, kind: str) -> ReservedFile:
         found = self._files.get(kind)
         if found is None:
             found = self._files[kind] = ReservedFile(self._folder / f"{kind}_{self._process}.db")
         return found
 
-    def _failed(self, error: OSError) -> None:
+    def _record_failure(self, error: OSError) -> None:
         if not self._retry_at:
-            advice = "what this process counts is shown again when there is room"
+            advice = "free some space; the counts of this process are shown again when the disk has room"
             log.warning("metrics_unwritable", folder=str(self._folder), error=error.strerror, advice=advice)
         self._retry_at = time.monotonic() + RETRY_S
 
 
 class SharedValue:
-    """What prometheus_client keeps a figure in; `share` makes the class that it is to use."""
+    """The storage of one value, in the form that prometheus_client expects; `share` creates a process's subclass."""
 
     _files: ClassVar[SharedFiles]
 
@@ -144,7 +145,7 @@ class SharedValue:
         return self._value
 
     def set_exemplar(self, exemplar: object) -> None:
-        """Files have no place for them."""
+        """Ignore exemplars, which the files cannot store."""
 
     def get_exemplar(self) -> None:
         return None

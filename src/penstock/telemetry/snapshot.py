@@ -1,7 +1,7 @@
-"""What the metrics say at one moment, process by process: read from the server's shared folder, cheaply.
+"""Snapshots of all metrics per process, read from the server's shared folder.
 
-The library's own collector adds the processes up and builds an object for each sample. A live view wants each worker
-by itself and reads every second, so this reads the same files and keeps what it has once parsed.
+prometheus_client's collector adds up all processes and builds an object for each sample. The live view needs each
+process separately every second, so this module reads the same files itself and caches parsed keys.
 """
 
 import json
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client.mmap_dict import MmapedDict
+from penstock.telemetry.prometheus_internals import read_values
 
 Labels = frozenset[tuple[str, str]]
 
 
 class Series(NamedTuple):
-    """One line of figures: a metric's name, with `_total`, `_bucket` or `_sum` behind it, and its labels."""
+    """A time series: a metric's name, with suffix `_total`, `_bucket` or `_sum`, and its labels."""
 
     name: str
     labels: Labels = frozenset()
@@ -24,11 +24,11 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    counts: Mapping[Series, float] = field(default_factory=dict)  # only grow; a bucket counts its own, not those below
+    counts: Mapping[Series, float] = field(default_factory=dict)  # counters; buckets are not cumulative
     gauges: Mapping[Series, float] = field(default_factory=dict)
 
 
-Snapshot = Mapping[str, ProcessFigures]  # by the name that the process shares its metrics under
+Snapshot = Mapping[str, ProcessFigures]  # by the process's name in `share_metrics`
 
 
 class SnapshotReader:
@@ -43,18 +43,18 @@ class SnapshotReader:
             *kind, process = file.stem.split("_")  # counter, histogram or gauge_<mode>
             counts, gauges = found.setdefault(process, ({}, {}))
             self._read_file(file, gauges if kind[0] == "gauge" else counts, parsed)
-        self._parsed = parsed  # so that what is gone is forgotten
+        self._parsed = parsed  # without keys that no longer exist
         return {process: ProcessFigures(*figures) for process, figures in found.items()}
 
     def _read_file(self, file: Path, figures: dict[Series, float], parsed: dict[str, Series]) -> None:
         try:
-            for key, value, _, _ in MmapedDict.read_all_values_from_file(str(file)):
-                series = parsed[key] = self._parsed.get(key) or _parse(key)
+            for key, value in read_values(file):
+                series = parsed[key] = self._parsed.get(key) or _parse_key(key)
                 figures[series] = value
         except FileNotFoundError:
-            return  # the process died just now, and its gauges left with it
+            return  # the process has just ended, and its gauges were removed
 
 
-def _parse(key: str) -> Series:
+def _parse_key(key: str) -> Series:
     _, name, labels, _ = json.loads(key)
     return Series(name, frozenset(labels.items()))

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans over gateway and worker; nothing is imported or recorded unless an endpoint is set."""
+"""OpenTelemetry spans of gateways and workers; nothing is imported or recorded unless an endpoint is set."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ Attribute = str | int | float | bool
 @dataclass(slots=True)
 class OpenSpan:
     span: "Span"
-    traceparent: str  # for the next process
+    traceparent: str  # to send to the next process
 
     def set(self, **attributes: Attribute) -> None:
         self.span.set_attributes(attributes)
@@ -29,7 +29,7 @@ class OpenSpan:
 
 
 class Traces:
-    """`is_on` is False unless configured: callers look at it and skip the rest."""
+    """Creates spans. `is_on` is False unless tracing is configured; callers check `is_on` first."""
 
     def __init__(self, settings: Telemetry, service: str, exporter: "SpanExporter | None" = None) -> None:
         self.is_on = bool(settings.otlp_endpoint) or exporter is not None

@@ -1,1 +1,1 @@
-"""Frames and sockets between gateways and workers, and the manager's stubs. The only user of ZeroMQ."""
+"""Messages and sockets between gateways, workers and managers. Only this package uses ZeroMQ."""

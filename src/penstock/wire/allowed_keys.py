@@ -1,7 +1,8 @@
-"""Whom this process's ZeroMQ sockets let in between hosts: callers whose public keys the manager has told.
+"""Authenticates callers from other hosts: ZeroMQ sockets accept the public keys that the manager has published.
 
-ZeroMQ asks before it lets a caller in (ZAP). One whose key is not known yet may be a worker of whom the manager tells
-in a moment: it is not answered, and comes in once it is known. A stranger is never answered; its connection ends.
+ZeroMQ sends a request for each caller (protocol ZAP). An unknown key may belong to a new worker, so the request waits
+until the manager publishes the key. If the manager does not publish the key, the request gets no answer, so that the
+caller's handshake times out.
 """
 
 import time
@@ -9,57 +10,57 @@ from collections.abc import Callable, Iterable
 
 from penstock.core.tensors import Buffer
 from penstock.wire.credentials.curve import DOMAIN, HANDSHAKE_MS
-from penstock.wire.endpoints import Endpoint
 from penstock.wire.sockets import RouterSocket
+from penstock.wire.zmq_endpoints import Endpoint
 
-ASKING = "inproc://zeromq.zap.01"  # where ZeroMQ asks
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by the ZAP protocol
 VERSION, CURVE = b"1.0", b"CURVE"
-FRAMES = 8  # of a question: nothing, version, its number, domain, address, identity, mechanism, key
+PARTS = 8  # of a ZAP request: empty, version, request id, domain, address, identity, mechanism, key
 MAX_WAITING = 1024
-MAX_QUESTION_BYTES = 1024
+MAX_REQUEST_BYTES = 1024
 
 
 class AllowedKeys:
-    """Used from one event loop; one a process."""
+    """Answers ZeroMQ's requests from a set of accepted public keys. A process has one AllowedKeys on one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._keys: frozenset[bytes] = frozenset()
         self._waiting: dict[
             tuple[bytes, bytes], tuple[bytes, float]
-        ] = {}  # by who asks, and its number: the key, and when
-        self._socket = RouterSocket(self._on_question, MAX_QUESTION_BYTES)
-        self._socket.bind(Endpoint(ASKING))
+        ] = {}  # by ZAP peer and request id: the caller's key, and the time of the request
+        self._socket = RouterSocket(self._on_request, MAX_REQUEST_BYTES)
+        self._socket.bind(Endpoint(ZAP_ENDPOINT))
 
     def allow(self, keys: Iterable[str]) -> None:
-        """All that there are, as text; whoever is connected stays so."""
+        """Replace the accepted keys by `keys`, in hexadecimal. Existing connections stay open."""
         self._keys = frozenset(bytes.fromhex(key) for key in keys)
-        for question in [each for each, (key, _) in self._waiting.items() if key in self._keys]:
-            del self._waiting[question]
-            self._let_in(*question)
+        for request in [each for each, (key, _) in self._waiting.items() if key in self._keys]:
+            del self._waiting[request]
+            self._accept(*request)
 
     def close(self) -> None:
-        self._socket.unbind(ASKING)
+        self._socket.unbind(ZAP_ENDPOINT)
         self._socket.close()
 
-    def _on_question(self, identity: bytes, frames: list[Buffer]) -> None:
-        if len(frames) != FRAMES:
+    def _on_request(self, identity: bytes, parts: list[Buffer]) -> None:
+        if len(parts) != PARTS:
             return
-        _, version, number, domain, _, _, mechanism, key = (bytes(frame) for frame in frames)
+        _, version, number, domain, _, _, mechanism, key = (bytes(part) for part in parts)
         if (version, domain, mechanism) != (VERSION, DOMAIN, CURVE):
             return
         if key in self._keys:
-            self._let_in(identity, number)
+            self._accept(identity, number)
         else:
             self._wait(identity, number, key)
 
     def _wait(self, identity: bytes, number: bytes, key: bytes) -> None:
         now = self._clock()
-        for question, (_, since) in list(self._waiting.items()):  # the oldest first
+        for request, (_, since) in list(self._waiting.items()):  # oldest first
             if now - since < HANDSHAKE_MS / 1000 and len(self._waiting) < MAX_WAITING:
                 break
-            del self._waiting[question]  # its connection has ended, or it is one of too many
+            del self._waiting[request]  # the caller's handshake has timed out, or too many requests wait
         self._waiting[identity, number] = key, now
 
-    def _let_in(self, identity: bytes, number: bytes) -> None:
+    def _accept(self, identity: bytes, number: bytes) -> None:
         self._socket.send(identity, [b"", VERSION, number, b"200", b"", b"", b""])

@@ -1,4 +1,4 @@
-"""gRPC channels between the roles of a cluster: how either end notices that the other is gone, and what calls show."""
+"""gRPC channels between the roles of a cluster: keepalive options, TLS, and the API key that calls send."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from penstock.wire.credentials.channels import client_credentials
-from penstock.wire.credentials.files import NO_FILES, Stamps, TlsFiles
+from penstock.wire.credentials.client_tls import client_credentials
+from penstock.wire.credentials.tls_files import NO_FILES, Stamps, TlsFiles
 
 if TYPE_CHECKING:
     from penstock.core.config import Config
 
-# Everything of a large cluster is one message; of an end that is cut off, only an unanswered ping tells.
+# Messages may be large, because the snapshot of a cluster is one message. Pings detect peers that are unreachable.
 _BOTH = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.keepalive_time_ms", 2000),
@@ -21,36 +21,46 @@ _BOTH = (
 )
 MANAGER_CHANNEL = (
     *_BOTH,
-    ("grpc.initial_reconnect_backoff_ms", 100),  # one that was not there just now may be there at once
+    ("grpc.initial_reconnect_backoff_ms", 100),  # a manager that restarts is back soon
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # what an attempt to connect gets
+    ("grpc.min_reconnect_backoff_ms", 2000),  # despite its name: the time limit of one attempt to connect
 )
 MANAGER_SERVER = (
     *_BOTH,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.server_handshake_timeout_ms", 20_000),
+    # A gateway makes all calls of its clients on one connection.
+    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.server.max_pending_requests", 4096),
+    ("grpc.server.max_pending_requests_hard_limit", 8192),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
 )
 Options = Sequence[tuple[str, Any]]
 Metadata = tuple[tuple[str, str], ...]
 UNIX = "unix:"
-KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")  # of calls
+CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 def bearer(key: str) -> Metadata:
-    """What a call shows, as gRPC's metadata and as headers of HTTP."""
+    """Return the authorization header for an API key, for gRPC or HTTP; empty if the key is empty."""
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
 class Channels:
-    """Opens them. Without a key nothing is shown, and a socket of this machine asks for none; without certificates
-    they are plain."""
+    """Opens gRPC channels with one API key and one set of TLS files.
+
+    Without a key, calls send no key; without TLS files, channels are plaintext. Unix sockets get neither.
+    """
 
     def __init__(
         self, key: str | Callable[[], str] = "", tls: TlsFiles = NO_FILES, *, is_secure: bool | None = None
     ) -> None:
-        """`key` may be asked for with each call: one may be made later. `is_secure`: they are TLS also where no file
-        says so, with the system's authorities."""
+        """`key` may be a function that returns the key, if the key is created later; each gRPC call calls the function.
+
+        `is_secure` turns TLS on without TLS files; then the system's certificate authorities are trusted.
+        """
         self._key = key
         self._tls = tls
         self._is_secure = not tls.is_empty if is_secure is None else is_secure
@@ -58,24 +68,24 @@ class Channels:
 
     @classmethod
     def of(cls, config: "Config") -> "Channels":
-        """Those of a role or a command with this configuration."""
-        return cls(config.shown_key(), TlsFiles.of(config.tls))
+        """Return the channels of a role or command with this configuration."""
+        return cls(config.own_key(), TlsFiles.of(config.tls))
 
     def stamps(self) -> Stamps:
-        """Others whenever the certificates are: what is open goes by those that it was opened with."""
+        """Return a value that changes when the TLS files change. Open channels do not read the files again."""
         return self._tls.stamps()
 
     def open(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
-        if (credentials := self._secured(address)) is None:
-            return self._keyed(grpc.aio.insecure_channel(address, options=options), address)
-        return self._keyed(grpc.aio.secure_channel(address, credentials, options=options), address)
+        if (credentials := self._credentials_for(address)) is None:
+            return self._with_key(grpc.aio.insecure_channel(address, options=options), address)
+        return self._with_key(grpc.aio.secure_channel(address, credentials, options=options), address)
 
     def open_blocking(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
-        if (credentials := self._secured(address)) is None:
-            return self._keyed(grpc.insecure_channel(address, options=options), address)
-        return self._keyed(grpc.secure_channel(address, credentials, options=options), address)
+        if (credentials := self._credentials_for(address)) is None:
+            return self._with_key(grpc.insecure_channel(address, options=options), address)
+        return self._with_key(grpc.secure_channel(address, credentials, options=options), address)
 
-    def _secured(self, address: str) -> grpc.ChannelCredentials | None:
+    def _credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
         if not self._is_secure or address.startswith(UNIX):
             return None
         stamps = self.stamps()
@@ -83,10 +93,10 @@ class Channels:
             self._credentials = stamps, client_credentials(self._tls)
         return self._credentials[1]
 
-    def _keyed(self, channel: Any, address: str) -> Any:
-        return KeyedChannel(channel, self._shown) if self._key and not address.startswith(UNIX) else channel
+    def _with_key(self, channel: Any, address: str) -> Any:
+        return KeyedChannel(channel, self._metadata) if self._key and not address.startswith(UNIX) else channel
 
-    def _shown(self) -> Metadata:
+    def _metadata(self) -> Metadata:
         return bearer(self._key() if callable(self._key) else self._key)
 
 
@@ -94,15 +104,15 @@ PLAIN = Channels()
 
 
 class KeyedChannel:
-    """A channel whose calls have this metadata before their own."""
+    """A channel that adds metadata, such as the API key, to each call."""
 
-    def __init__(self, channel: Any, shown: Callable[[], Metadata]) -> None:
+    def __init__(self, channel: Any, metadata: Callable[[], Metadata]) -> None:
         self._channel = channel
-        self._shown = shown
+        self._metadata = metadata
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._channel, name)
-        return partial(self._keyed, found) if name in KINDS else found
+        return partial(self._with_key, found) if name in CALL_KINDS else found
 
     async def __aenter__(self) -> "KeyedChannel":
         await self._channel.__aenter__()
@@ -111,18 +121,20 @@ class KeyedChannel:
     async def __aexit__(self, *error: object) -> None:
         await self._channel.__aexit__(*error)
 
-    def _keyed(self, make: Callable[..., Any], *method: Any, **forms: Any) -> "KeyedCall":
-        return KeyedCall(make(*method, **forms), self._shown)
+    def _with_key(self, make: Callable[..., Any], *method: Any, **serializers: Any) -> "KeyedCall":
+        return KeyedCall(make(*method, **serializers), self._metadata)
 
 
 class KeyedCall:
-    def __init__(self, call: Any, shown: Callable[[], Metadata]) -> None:
+    """A gRPC method that adds the metadata of its KeyedChannel to each call."""
+
+    def __init__(self, call: Any, metadata: Callable[[], Metadata]) -> None:
         self._call = call
-        self._shown = shown
+        self._metadata = metadata
 
-    def __call__(self, *given: Any, metadata: Any = None, **options: Any) -> Any:
-        return self._call(*given, metadata=(*self._shown(), *(metadata or ())), **options)
+    def __call__(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
+        return self._call(*arguments, metadata=(*self._metadata(), *(metadata or ())), **options)
 
-    def future(self, *given: Any, metadata: Any = None, **options: Any) -> Any:
-        """Of blocking channels alone."""
-        return self._call.future(*given, metadata=(*self._shown(), *(metadata or ())), **options)
+    def future(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
+        """Start the call and return the call's future. Only blocking channels have this method."""
+        return self._call.future(*arguments, metadata=(*self._metadata(), *(metadata or ())), **options)

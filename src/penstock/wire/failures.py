@@ -1,4 +1,4 @@
-"""Errors to and from their wire form."""
+"""Encodes and decodes Penstock's errors."""
 
 from penstock.core.error_text import shorten
 from penstock.core.errors import PenstockError, from_code

@@ -1,4 +1,8 @@
-"""Sockets between gateways and workers, on an event loop: unix sockets within a machine, ZeroMQ's between hosts."""
+"""Sockets between gateways and workers on an event loop: unix sockets within a machine, ZeroMQ between hosts.
+
+A message is a list of byte buffers, called its parts. This file uses `zmq.backend.Socket`, which is not a public
+interface of pyzmq; tests/unit/wire/test_sockets.py fails if a new version of pyzmq changes this class.
+"""
 
 import asyncio
 import errno
@@ -13,24 +17,24 @@ from zmq.backend import Socket as RawSocket
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
 from penstock.wire.credentials.curve import CurveKeys
-from penstock.wire.endpoints import TCP, Endpoint, keyed, split_key
-from penstock.wire.ipc.sockets import IPC, LocalDealer, LocalRouter
+from penstock.wire.unix.unix_sockets import IPC, UnixDealer, UnixRouter
+from penstock.wire.zmq_endpoints import TCP, Endpoint, add_key, split_key
 
-# The hot path calls the compiled socket: the wrapper around it costs three times as much as the call.
+# The hot path calls the compiled base class, because the subclass's Python methods cost three times as much.
 _send: Any = RawSocket.send
 _receive: Any = RawSocket.recv
 _get: Any = RawSocket.get
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 
-# Frames from this size on are handed to ZeroMQ without copying; below it a copy is cheaper.
+# Parts of at least this size are passed to ZeroMQ without copying; for smaller parts a copy is cheaper.
 ZERO_COPY_BYTES = 64 * 1024
-# Messages read in one go before other work gets its turn on the loop.
+# The number of messages that are read before the event loop runs other work.
 DRAIN_AT_ONCE = 64
-# Credits bound what is in flight to a peer far below this.
+# Messages that may wait for one peer. Credits keep the number far below this.
 HIGH_WATER_MARK = 100_000
 
-# Of connections between hosts: how often they are pinged, and when one that does not answer is opened anew.
+# Connections between hosts: time between pings, time after which an unanswered connection is reopened, time to connect.
 PING_MS = 1000
 DEAD_MS = 4000
 CONNECT_MS = 1000
@@ -40,6 +44,8 @@ DealerHandler = Callable[[list[Buffer]], None]
 
 
 class _Socket:
+    """Reads a ZeroMQ socket on an event loop."""
+
     def __init__(self, kind: int, max_message_bytes: int) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         self._socket.set(zmq.LINGER, 0)
@@ -65,32 +71,32 @@ class _Socket:
         for _ in range(DRAIN_AT_ONCE):
             if socket.closed or not _get(socket, _EVENTS) & _POLLIN:
                 return
-            frame = _receive(socket, _NOBLOCK, False)
-            frames = [frame]
-            while frame.more:
-                frame = _receive(socket, _NOBLOCK, False)
-                frames.append(frame)
+            part = _receive(socket, _NOBLOCK, False)
+            parts = [part]
+            while part.more:
+                part = _receive(socket, _NOBLOCK, False)
+                parts.append(part)
             try:
-                self._receive(frames)
+                self._receive(parts)
             except Exception:
-                self._drain_soon()  # one message that a handler fails on must not hold up those behind it
+                self._drain_soon()  # if a message's handler fails, the messages behind it are still read
                 raise
         self._drain_soon()
 
-    def _receive(self, frames: list[zmq.Frame]) -> None:
+    def _receive(self, parts: list[zmq.Frame]) -> None:
         raise NotImplementedError
 
-    def _send(self, frames: Sequence[Buffer]) -> bool:
-        socket, more = self._socket, len(frames)
+    def _send(self, parts: Sequence[Buffer]) -> bool:
+        socket, more = self._socket, len(parts)
         try:
-            for frame in frames:
+            for part in parts:
                 more -= 1
-                _send(socket, frame, _NOBLOCK | _SNDMORE if more else _NOBLOCK, len(frame) < ZERO_COPY_BYTES)
+                _send(socket, part, _NOBLOCK | _SNDMORE if more else _NOBLOCK, len(part) < ZERO_COPY_BYTES)
         except zmq.ZMQError as error:
             if error.errno in (errno.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
-        # The descriptor is edge-triggered, and a send may have consumed its event.
+        # The file descriptor is edge-triggered, and sending may have consumed the event of a received message.
         if not self._is_drain_due and _get(socket, _EVENTS) & _POLLIN:
             self._drain_soon()
         return True
@@ -102,30 +108,29 @@ class _Socket:
 
 
 class RouterSocket:
-    """The gateway's side: many workers, each known by its identity."""
+    """A gateway's socket, to which many workers connect; each worker is addressed by its identity."""
 
     def __init__(self, handler: RouterHandler, max_message_bytes: int = -1) -> None:
         self._handler = handler
         self._max_message_bytes = max_message_bytes
-        self._socket: LocalRouter | _ZmqRouter | None = None
-        # False: nobody of that identity is connected, or it takes no more.
-        self.send: Callable[[bytes, Sequence[Buffer]], bool] = lambda identity, frames: False
+        self._socket: UnixRouter | _ZmqRouter | None = None
 
     def bind(self, endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
-        """Returns what others connect to."""
+        """Bind the socket and return the endpoint that peers connect to."""
         if endpoint.bind.startswith(IPC):
-            self._socket = local = LocalRouter(self._handler, self._max_message_bytes)
-            reached = local.bind(endpoint.bind)
-        else:
-            self._socket = remote = _ZmqRouter(self._handler, self._max_message_bytes)
-            reached = remote.bind(endpoint, keys)
-        self.send = self._socket.send
-        return reached
+            self._socket = local = UnixRouter(self._handler, self._max_message_bytes)
+            return local.bind(endpoint.bind)
+        self._socket = remote = _ZmqRouter(self._handler, self._max_message_bytes)
+        return remote.bind(endpoint, keys)
 
     def unbind(self, endpoint: str) -> None:
-        """At once; closing does it in its own time."""
+        """Stop listening at once; without `unbind`, `close` stops listening only some time later."""
         if self._socket is not None:
             self._socket.unbind(endpoint)
+
+    def send(self, identity: bytes, parts: Sequence[Buffer]) -> bool:
+        """Send a message to a peer; return False if no peer has this identity or the peer's queue is full."""
+        return self._socket is not None and self._socket.send(identity, parts)
 
     def close(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
@@ -133,25 +138,30 @@ class RouterSocket:
 
 
 class DealerSocket:
-    """The worker's side: one gateway."""
+    """A worker's socket, connected to one gateway."""
 
     def __init__(self, handler: DealerHandler, identity: bytes) -> None:
         self._handler = handler
         self._identity = identity
-        self._socket: LocalDealer | _ZmqDealer | None = None
-        self.send: Callable[[Sequence[Buffer]], bool] = lambda frames: False  # until it is told where to connect
+        self._socket: UnixDealer | _ZmqDealer | None = None
 
     def connect(
         self, endpoint: str, on_break: Callable[[], None] = lambda: None, keys: CurveKeys | None = None
     ) -> None:
-        """`on_break`: what was on its way between hosts, here or there, may be lost; it connects again by itself."""
-        if endpoint.startswith(IPC):  # within a machine only the end of a process breaks a connection
-            self._socket = local = LocalDealer(self._handler, self._identity)
+        """Connect, and reconnect automatically.
+
+        `on_break` is called when a connection to another host breaks, because messages of both sides may be lost.
+        """
+        if endpoint.startswith(IPC):  # within a machine a connection breaks only when a process ends
+            self._socket = local = UnixDealer(self._handler, self._identity)
             local.connect(endpoint)
         else:
             self._socket = remote = _ZmqDealer(self._handler, self._identity)
             remote.connect(endpoint, on_break, keys)
-        self.send = self._socket.send
+
+    def send(self, parts: Sequence[Buffer]) -> bool:
+        """Send a message; return False if the socket is not connected or its queue is full."""
+        return self._socket is not None and self._socket.send(parts)
 
     def close(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
@@ -163,7 +173,7 @@ class _ZmqRouter(_Socket):
         super().__init__(zmq.ROUTER, max_message_bytes)
         self._handler = handler
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
-        self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a worker whose connection broke may be back before we see that
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a worker may reconnect before its old connection is seen to be dead
 
     def bind(self, endpoint: Endpoint, keys: CurveKeys | None) -> str:
         reached = bind(self._socket, endpoint, keys)
@@ -173,11 +183,11 @@ class _ZmqRouter(_Socket):
     def unbind(self, endpoint: str) -> None:
         self._socket.unbind(endpoint)
 
-    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
-        return self._send([identity, *frames])
+    def send(self, identity: bytes, parts: Sequence[Buffer]) -> bool:
+        return self._send([identity, *parts])
 
-    def _receive(self, frames: list[zmq.Frame]) -> None:
-        self._handler(frames[0].bytes, [frame.buffer for frame in frames[1:]])
+    def _receive(self, parts: list[zmq.Frame]) -> None:
+        self._handler(parts[0].bytes, [part.buffer for part in parts[1:]])
 
 
 class _ZmqDealer(_Socket):
@@ -194,8 +204,8 @@ class _ZmqDealer(_Socket):
         connect(self._socket, endpoint, keys)
         self._start_reading()
 
-    def send(self, frames: Sequence[Buffer]) -> bool:
-        return self._send(frames)
+    def send(self, parts: Sequence[Buffer]) -> bool:
+        return self._send(parts)
 
     def close(self, linger_ms: int = 0) -> None:
         if self._monitor is not None:
@@ -208,23 +218,23 @@ class _ZmqDealer(_Socket):
     def _watch_breaks(self, on_break: Callable[[], None]) -> None:
         monitor = self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
-        def heard() -> None:
+        def read_events() -> None:
             while not monitor.closed and _get(monitor, _EVENTS) & _POLLIN:
                 monitor.recv_multipart(zmq.NOBLOCK)
                 on_break()
 
-        asyncio.get_running_loop().add_reader(monitor.fileno(), heard)
-        heard()  # only who has once looked in vain is woken
+        asyncio.get_running_loop().add_reader(monitor.fileno(), read_events)
+        read_events()  # the descriptor signals new events only after the socket was read until it was empty
 
-    def _receive(self, frames: list[zmq.Frame]) -> None:
-        self._handler([frame.buffer for frame in frames])
+    def _receive(self, parts: list[zmq.Frame]) -> None:
+        self._handler([part.buffer for part in parts])
 
 
 def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
-    """Returns what others connect to. Within a machine nothing is encrypted."""
+    """Bind the socket and return the endpoint that peers connect to. Unix sockets are not encrypted."""
     is_encrypted = keys is not None and endpoint.bind.startswith(TCP)
     if keys is not None and is_encrypted:
-        keys.serve(socket)
+        keys.encrypt_server(socket)
     if endpoint.bind.startswith("ipc://"):
         Path(endpoint.bind.removeprefix("ipc://")).unlink(missing_ok=True)
     prepare_tcp(socket, endpoint.bind)
@@ -232,21 +242,21 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint, keys: CurveKeys | None
         socket.bind(endpoint.to_bind)
     except zmq.ZMQError as error:
         raise ConfigError(f"cannot listen on {endpoint.bind}: {error.strerror}; choose another --bind") from error
-    reached = endpoint.reached(bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
-    return keyed(reached, keys.text) if keys is not None and is_encrypted else reached
+    reached = endpoint.peer_address(bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+    return add_key(reached, keys.text) if keys is not None and is_encrypted else reached
 
 
 def connect(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None = None) -> None:
-    """To what others were told, which may have a key; then `keys` are its own, or new ones."""
-    where, key = split_key(endpoint)
+    """Connect to a published endpoint. If the endpoint has a public key, encrypt with `keys` or a new key pair."""
+    address, key = split_key(endpoint)
     if key:
-        (keys or CurveKeys()).call(socket, key)
-    prepare_tcp(socket, where)
-    socket.connect(where)
+        (keys or CurveKeys()).encrypt_client(socket, key)
+    prepare_tcp(socket, address)
+    socket.connect(address)
 
 
 def prepare_tcp(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
-    """Between hosts a connection may be dead without a word: the kernel alone would wait for it for many minutes."""
+    """Turn on ZeroMQ's pings, because the kernel takes many minutes to detect a dead connection between hosts."""
     if endpoint.startswith(TCP):
         socket.set(zmq.HEARTBEAT_IVL, PING_MS)
         socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_MS)
@@ -256,6 +266,6 @@ def prepare_tcp(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
 
 
 def host_identity() -> str:
-    """Equal for two processes that see each other's process ids."""
+    """Return a name for the namespace of process ids; processes with equal names see each other's process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

@@ -1,8 +1,11 @@
-"""The connections that clients have to a port of this process: what the kernel has counted of each, and its end.
+"""Counts the bytes of the TCP connections that clients have to a port of this process, and closes connections.
 
-For who has none of its own by hand: gRPC's servers tell of none, and close none.
+gRPC's servers neither list nor close their connections, so this file finds the sockets among the process's open files.
+The counts are read from TCP_INFO, whose offsets Python does not define; tests/unit/wire/test_tcp_connections.py fails
+if a kernel changes the offsets.
 """
 
+import ctypes
 import os
 import socket
 import struct
@@ -13,20 +16,23 @@ from urllib.parse import unquote
 
 FILES = "/proc/self/fd"
 INFO_BYTES = 256
-_LAST_RECEIVED = struct.Struct("=I")  # struct tcp_info, in milliseconds
+# In the kernel's struct tcp_info: tcpi_last_data_recv, in milliseconds; tcpi_bytes_acked and tcpi_bytes_received.
+_LAST_RECEIVED = struct.Struct("=I")
 _LAST_RECEIVED_AT = 52
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
 
 
 class ConnectionCounts(NamedTuple):
-    received_bytes: int  # of the client, since it came
-    taken_bytes: int  # by the client
-    silent_s: float  # since its last byte
+    """The kernel's figures for one connection."""
+
+    received_bytes: int  # from the client, since it connected
+    taken_bytes: int  # sent to the client and acknowledged by it
+    silent_s: float  # since the client's last byte
 
 
 def can_count() -> bool:
-    """Whether this system says what was received."""
+    """Return whether this system's kernel counts the bytes of TCP connections."""
     if not hasattr(socket, "TCP_INFO") or not os.path.isdir(FILES):
         return False
     with socket.socket() as opened:
@@ -34,39 +40,44 @@ def can_count() -> bool:
 
 
 class ConnectionCounter:
+    """Counts the bytes of all connections to one port."""
+
     def __init__(self, port: int) -> None:
         self._port = port
-        self._peers: dict[str, str] = {}  # by file and inode; empty: of something else
+        self._peers: dict[str, str] = {}  # by descriptor and inode; an empty peer is no connection to the port
 
     def count(self) -> dict[str, ConnectionCounts]:
-        """By peer, as gRPC writes it."""
+        """Return the counts by peer address, in gRPC's notation."""
         found: dict[str, ConnectionCounts] = {}
         peers: dict[str, str] = {}
-        for name in os.listdir(FILES):
+        # If no descriptor is free, no connection can be new, so the known connections are complete.
+        for name in _list_open_files() or [known.partition(" ")[0] for known in self._peers]:
             with suppress(OSError):
                 place = os.readlink(f"{FILES}/{name}")
                 if not place.startswith("socket:"):
                     continue
                 known = self._peers.get(f"{name} {place}")
-                peer = peers[f"{name} {place}"] = self._peer(int(name)) if known is None else known
+                peer = peers[f"{name} {place}"] = self._find_peer(int(name)) if known is None else known
                 if peer:
-                    found[peer] = _counts(int(name))
+                    found[peer] = _read_counts(int(name))
         self._peers = peers
         return found
 
-    def _peer(self, file: int) -> str:
+    def _find_peer(self, file: int) -> str:
         with socket.socket(fileno=os.dup(file)) as opened:
             if not _is_tcp(opened) or opened.getsockname()[1] != self._port:
                 return ""
             try:
                 address, port = opened.getpeername()[:2]
-            except OSError:  # it listens, or its client left
+            except OSError:  # the socket listens, or its client left
                 return ""
-        return f"ipv4:{address}:{port}" if opened.family == socket.AF_INET else f"ipv6:[{address}]:{port}"
+        address = address.removeprefix("::ffff:")  # gRPC reports IPv4 peers of an IPv6 socket like this
+        return f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}"
 
 
-def _counts(file: int) -> ConnectionCounts:
-    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, file)  # nothing is asked of a file that it may be
+def _read_counts(file: int) -> ConnectionCounts:
+    # Giving family and type keeps Python from querying them with system calls.
+    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, file)
     try:
         info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
     finally:
@@ -75,54 +86,82 @@ def _counts(file: int) -> ConnectionCounts:
     return ConnectionCounts(received, taken, _LAST_RECEIVED.unpack_from(info, _LAST_RECEIVED_AT)[0] / 1000)
 
 
-# --- their end
+# --- closing
 
 
-def cut_connection(peer: str) -> None:
-    """Closes a client's connection; what it has not taken goes with it."""
-    cut_peers([peer])
+def close_connection(peer: str) -> None:
+    """Close a client's connection. Bytes that the client has not received are lost."""
+    close_peer_connections([peer])
 
 
-def cut_peers(peers: Collection[str]) -> None:
-    meant = {_place(peer) for peer in peers if peer.startswith("ip")}
-    # gRPC listens for both families at once, and tells an address of the older as it is.
-    _cut(lambda ours, theirs: (theirs[0].removeprefix("::ffff:"), theirs[1]) in meant)
+def close_peer_connections(peers: Collection[str]) -> None:
+    addresses = {_parse_peer(peer) for peer in peers if peer.startswith("ip")}
+    # gRPC listens for IPv4 and IPv6 with one socket, and reports IPv4 peers without the prefix.
+    _close_matching(lambda ours, theirs: (theirs[0].removeprefix("::ffff:"), theirs[1]) in addresses)
 
 
-def cut_connections(port: int) -> None:
-    """Closes all that clients have opened to that port."""
-    _cut(lambda ours, theirs: ours[1] == port)
+def abort_peer_connections(peers: Collection[str]) -> None:
+    """Reset these clients' connections, and discard received bytes that were not read yet."""
+    addresses = {_parse_peer(peer) for peer in peers if peer.startswith("ip")}
+    _close_matching(lambda ours, theirs: (theirs[0].removeprefix("::ffff:"), theirs[1]) in addresses, _abort)
 
 
-def _place(peer: str) -> tuple[str, int]:
+def close_port_connections(port: int) -> None:
+    _close_matching(lambda ours, theirs: ours[1] == port)
+
+
+def _shut_down(opened: socket.socket) -> None:
+    opened.shutdown(socket.SHUT_RDWR)
+
+
+def _abort(opened: socket.socket) -> None:
+    # Connecting to AF_UNSPEC discards the bytes in the kernel's buffer. Python's `connect` rejects such an address.
+    nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
+    ctypes.CDLL(None).connect(opened.fileno(), nowhere, len(nowhere))
+
+
+def _parse_peer(peer: str) -> tuple[str, int]:
     address, _, port = unquote(peer.partition(":")[2]).rpartition(":")
     return address.strip("[]").removeprefix("::ffff:"), int(port)
 
 
-def _cut(is_meant: Callable[[Any, Any], bool]) -> None:
-    """By the addresses of both ends. First all are found: until the last is closed there is not much time."""
+def _close_matching(
+    matches: Callable[[Any, Any], bool], close_socket: Callable[[socket.socket], None] = _shut_down
+) -> None:
+    """Close the connections for which `matches`, called with the addresses of both ends, returns True.
+
+    All connections are found before the first is closed, so that they close at nearly the same time.
+    """
     with ExitStack() as stack:
         ours = own_sockets(stack)
         found = [
             each
             for each in ours
-            if _is_tcp(each) and (theirs := _other_end(each)) and is_meant(each.getsockname(), theirs)
+            if _is_tcp(each) and (theirs := _read_peer_address(each)) and matches(each.getsockname(), theirs)
         ]
         for each in found:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                close_socket(each)
+
+
+def _list_open_files() -> list[str]:
+    """Return the numbers of this process's open files; empty if /proc is missing or no file can be opened."""
+    try:
+        return os.listdir(FILES)
+    except OSError:
+        return []
 
 
 def own_sockets(stack: ExitStack) -> Iterator[socket.socket]:
-    """Those of this process, whoever opened them; `stack` closes what was lent of them."""
-    for name in os.listdir(FILES) if os.path.exists(FILES) else ():
+    """Yield a duplicate of each socket of this process, also of libraries' sockets; `stack` closes the duplicates."""
+    for name in _list_open_files():
         with suppress(OSError):
             if os.readlink(f"{FILES}/{name}").startswith("socket:"):
                 yield stack.enter_context(socket.socket(fileno=os.dup(int(name))))
 
 
-def _other_end(opened: socket.socket) -> Any:
-    """None: there is none."""
+def _read_peer_address(opened: socket.socket) -> Any:
+    """Return the peer's address, or None if the socket is not connected."""
     try:
         return opened.getpeername()
     except OSError:

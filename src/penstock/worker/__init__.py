@@ -1,1 +1,1 @@
-"""A process that holds blocks' instances and runs them."""
+"""The worker process: loads blocks, and runs jobs on their instances."""

@@ -1,12 +1,12 @@
-"""A worker's talk with the manager: it reports what it holds, by deltas, and hears what it should hold."""
+"""A worker's stream with the manager: sends reports of changes, and receives the assignment of blocks."""
 
 import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 import structlog
@@ -17,146 +17,204 @@ from penstock.core.errors import NameTaken
 from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
-from penstock.wire.forms import encode_standing
-from penstock.wire.heard import Heard, Verdict
-from penstock.wire.leader import Leader, said_aloud
-from penstock.worker.machine import Machine, OnDevice
-from penstock.worker.residency.blocks import WorkInHand
+from penstock.wire.clocks import measure_clock_ahead
+from penstock.wire.encodings import encode_standing
+from penstock.wire.leader_connection import Leader, log_request_errors
+from penstock.wire.update_cursor import UpdateCursor, Verdict
 from penstock.worker.residency.residency import HeldBlock
-from penstock.worker.residency.steps import Assigned
+from penstock.worker.residency.residency_actions import BlockAssignment
+from penstock.worker.residency.worker_blocks import WorkInHand
+from penstock.worker.worker_machine import Machine, OnDevice
 
 log = structlog.get_logger()
-NAME_TAKEN_S = 4.0  # what another of its name gets to be found dead, beyond the silence in which it is suspect
-BEATS = 4  # in the silence after which it would be suspect
-LOAD_S = 1.0  # how often it tells how busy it is
+# Time in which the manager notices that an earlier worker of this name is dead: it suspects the worker after 2 s, and
+# is sure after 4 s more.
+NAME_TAKEN_S = 6.0
+LOAD_S = 1.0  # interval at which reports include the worker's load
 
 
-@dataclass(slots=True)
-class AttachmentOwner:
-    """What the talk asks of its worker."""
+class AssignedBlocks(Protocol):
+    """The blocks of a worker: accepts their assignment, and returns the state that the worker reports."""
 
-    held: Callable[[], Iterable[tuple[str, HeldBlock]]]
-    be_heard: Callable[[], Awaitable[None]]  # waits until every gateway knows what is held here
-    assign: Callable[[Sequence[Assigned]], None]  # all that is wanted
-    meet: Callable[[Iterable[str]], None]  # all gateways
-    statistics: Callable[[], Sequence[BlockStatistics]]
-    work: Callable[[], WorkInHand]
-    on_devices: Callable[[], Iterable[OnDevice]]
-    refused: Callable[[NameTaken], None]  # for good: another has its name
-    removed: Callable[[], None]  # an operator wants nothing more of this process
-    access: Callable[[AccessView], None]  # whom the worker's own door lets in
-    open_door: Callable[[], None]  # clients want to reach it
+    def assign(self, blocks: Sequence[BlockAssignment]) -> None:
+        """Hold exactly these blocks: load the new ones, and remove all blocks that are not in the list."""
+        ...
+
+    def held(self) -> Iterable[tuple[str, HeldBlock]]: ...
+
+    def statistics(self) -> Iterable[BlockStatistics]: ...
+
+    def work(self) -> WorkInHand: ...
+
+    def on_devices(self) -> Iterable[OnDevice]: ...
+
+
+class AttachmentOwner(Protocol):
+    """The methods of a worker that its attachment to a manager calls."""
+
+    @property
+    def blocks(self) -> AssignedBlocks: ...
+
+    async def wait_until_announced(self) -> None:
+        """Wait until every gateway that answers knows which blocks this worker holds."""
+        ...
+
+    def meet_gateways(self, endpoints: Iterable[str]) -> None:
+        """Connect to these gateways, and disconnect from gateways that are neither in the list nor alive."""
+        ...
+
+    def access_changed(self, access: AccessView) -> None:
+        """Authenticate clients that connect directly with these keys and signers from now on."""
+        ...
+
+    def open_direct_endpoint(self) -> None:
+        """Open the worker's own port, because a client wants to connect directly."""
+        ...
+
+    def on_name_taken(self, error: NameTaken) -> None:
+        """Stop with this error: another worker has this worker's name."""
+        ...
+
+    def on_removed(self) -> None:
+        """Stop, because an operator removed this worker."""
+        ...
 
 
 class Attachment:
+    """Keeps a worker's stream to the leading manager open."""
+
     def __init__(
         self, worker_id: str, leader: Leader, machine: Machine, config: Config, owner: AttachmentOwner
     ) -> None:
         self._worker_id = worker_id
         self._leader = leader
         self._machine = machine
-        self._beat_s = min(config.data_plane.beat_s, config.cluster.suspect_s / BEATS)
-        self._taken_s = config.cluster.suspect_s + NAME_TAKEN_S
+        self._beat_s = config.data_plane.beat_s
         self._owner = owner
+        self._blocks = owner.blocks
         self._incarnation = f"{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}"
-        self._heard = Heard()
+        self._cursor = UpdateCursor()
         self._is_lost = False
-        self._blocks: dict[str, Assigned] = {}
-        self._changed = asyncio.Event()  # something is to be told
+        self._assigned: dict[str, BlockAssignment] = {}
+        self._changed = asyncio.Event()  # set when something must be reported
         self._next_load = 0.0
-        self._counts: dict[str, pb.BlockCounts] = {}  # as they were told last
-        self._taken_since = 0.0  # its name, by another; 0: it is not
-        self.has_attached = False  # ever
+        self._counts: dict[str, pb.BlockCounts] = {}  # as in the last report
+        self._taken_since = 0.0  # when the manager first refused this worker's name; 0: never
+        self.has_attached = False  # at least once
         self.is_leaving = False
+        self._is_over = False  # only the last report remains to be sent
+        self._is_detached = asyncio.Event()  # set while no manager serves this worker's stream
+        self._is_detached.set()
 
     def report(self) -> None:
-        """Something of what is held is another."""
+        """Send a report soon, because the state of a block has changed."""
         self._changed.set()
 
-    async def attend_forever(self) -> None:
-        """Attaches, and attaches again when the manager was away; the blocks serve on meanwhile."""
-        await self._leader.attend(self._attend)
+    async def attach_to_leader(self) -> None:
+        """Attach to the leader until its term ends. While there is no leader, the worker's blocks continue to serve."""
+        if self._is_over:
+            await asyncio.Event().wait()  # until the process ends
+        await self._leader.run_once(self._exchange_reports)
 
-    async def _attend(self, channel: grpc.aio.Channel) -> None:
-        call = manager_pb2_grpc.ManagerStub(channel).Attach(said_aloud(self._reports()), wait_for_ready=True)
+    async def leave(self, timeout_s: float) -> None:
+        """Report that the worker leaves; return when the manager has read the report and ended the stream.
+
+        The worker does not cancel the stream, because the manager might then lose the report and list the worker as
+        offline.
+        """
+        self.is_leaving = self._is_over = True
+        self._changed.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_detached.wait(), timeout_s)
+
+    async def _exchange_reports(self, channel: grpc.aio.Channel) -> None:
+        call = manager_pb2_grpc.ManagerStub(channel).Attach(log_request_errors(self._reports()), wait_for_ready=True)
         try:
             async for assignment in call:
-                if not self._take(assignment):
+                self._is_detached.clear()
+                if not self._apply_assignment(assignment):
                     break
         except grpc.aio.AioRpcError as error:
-            self._look_at_name(error)
+            self._check_name_conflict(error)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                self._owner.removed()
+                self._owner.on_removed()
             raise
         finally:
-            call.cancel()  # a manager that is not obeyed hears nothing more
+            call.cancel()  # a deposed manager gets no more reports
+            self._is_detached.set()
 
-    def _look_at_name(self, error: grpc.aio.AioRpcError) -> None:
-        """One that came and was never let in gives up, after the time in which a dead one of its name is noticed."""
+    def _check_name_conflict(self, error: grpc.aio.AioRpcError) -> None:
+        """Stop the worker if the manager refuses the worker's name for longer than `NAME_TAKEN_S`.
+
+        By then, the manager would have noticed that an earlier worker of this name is dead. A worker that has attached
+        before keeps trying.
+        """
         if error.code() is not grpc.StatusCode.ALREADY_EXISTS or self.has_attached:
             self._taken_since = 0.0
             return
         self._taken_since = self._taken_since or time.monotonic()
-        if time.monotonic() - self._taken_since > self._taken_s:
-            self._owner.refused(NameTaken(error.details() or self._worker_id))
+        if time.monotonic() - self._taken_since > NAME_TAKEN_S:
+            self._owner.on_name_taken(NameTaken(error.details() or self._worker_id))
 
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
-        """First everything, then what is another, and at least a sign of life with every beat."""
-        told: dict[str, pb.BlockState] = {}
-        door: str | None = None  # as it was told
+        """Yield a report of the whole state, then reports of changes; at least one report per heartbeat interval."""
+        reported: dict[str, pb.BlockState] = {}
+        direct: str | None = None  # the address that was reported last
         is_first = True
         while True:
             self._changed.clear()
-            if self._held() != told:
-                # First: who is told that a block is here, or gone, may rely on every gateway.
-                await self._owner.be_heard()
-            held = self._held()
+            if self._block_states() != reported:
+                # Before the report, because a client of a reported block may use any gateway.
+                await self._owner.wait_until_announced()
+            held = self._block_states()
             report = pb.WorkerReport(
                 worker_id=self._worker_id,
                 pid=os.getpid(),
                 incarnation=self._incarnation,
-                blocks=[state for block_id, state in held.items() if told.get(block_id) != state],
-                removed=[block_id for block_id in told if block_id not in held],
+                blocks=[state for block_id, state in held.items() if reported.get(block_id) != state],
+                removed=[block_id for block_id in reported if block_id not in held],
                 is_snapshot=is_first,
-                history=self._heard.history,
-                epoch=self._heard.epoch,
-                revision=self._heard.revision,
-                facts=None if self._machine.door == door else self._machine.facts(),
+                history=self._cursor.history,
+                epoch=self._cursor.epoch,
+                revision=self._cursor.revision,
+                facts=None if self._machine.direct == direct else self._machine.facts(),
                 is_leaving=self.is_leaving,
                 is_lost=self._is_lost and not is_first,
             )
             self._add_load(report, is_first)
-            told, is_first, self._is_lost = held, False, False
-            door = report.facts.door if report.HasField("facts") else door
+            reported, is_first, self._is_lost = held, False, False
+            direct = report.facts.door if report.HasField("facts") else direct
             yield report
+            if self._is_over and report.is_leaving:
+                return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._beat_s)
 
-    def _held(self) -> dict[str, pb.BlockState]:
-        return {block_id: _state(block_id, each) for block_id, each in self._owner.held()}
+    def _block_states(self) -> dict[str, pb.BlockState]:
+        return {block_id: _encode_state(block_id, each) for block_id, each in self._blocks.held()}
 
     def _add_load(self, report: pb.WorkerReport, is_first: bool) -> None:
-        """A new stream may be another manager's: it is told all counts."""
+        """Add the load to the report; the first report includes all counts, because a new manager knows no counts."""
         if time.monotonic() < self._next_load and not is_first:
             return
         self._next_load = time.monotonic() + LOAD_S
-        load = self._machine.load(self._owner.on_devices())
-        work = self._owner.work()
+        load = self._machine.load(self._blocks.on_devices())
+        work = self._blocks.work()
         load.jobs, load.waiting, load.busy, load.instances = work
-        counts = {each.block_id: _counts(each) for each in self._owner.statistics()}
+        counts = {each.block_id: _encode_counts(each) for each in self._blocks.statistics()}
         known = {} if is_first else self._counts
         load.counts.extend(each for block_id, each in counts.items() if known.get(block_id) != each)
         self._counts = counts
         report.load.CopyFrom(load)
 
-    def _take(self, assignment: pb.Assignment) -> bool:
-        """False: whoever said it leads the cluster no more."""
-        before = self._heard.history, self._heard.epoch
-        verdict = self._heard.hear(assignment)
-        if (self._heard.history, self._heard.epoch) != before:
-            log.info("reign_heard", history=self._heard.history, epoch=self._heard.epoch)
+    def _apply_assignment(self, assignment: pb.Assignment) -> bool:
+        """Apply an assignment; return False if its sender is no longer the leader."""
+        before = self._cursor.history, self._cursor.epoch
+        verdict = self._cursor.receive(assignment)
+        if (self._cursor.history, self._cursor.epoch) != before:
+            log.debug("leader_accepted", history=self._cursor.history, epoch=self._cursor.epoch)
         if verdict is Verdict.DEPOSED:
-            log.warning("deposed_manager", epoch=assignment.epoch, newest=self._heard.epoch)
+            log.warning("deposed_manager_ignored", epoch=assignment.epoch, newest=self._cursor.epoch)
             return False
         if verdict is Verdict.MISSED:
             self._is_lost = True
@@ -164,33 +222,35 @@ class Attachment:
             return True
         self.has_attached = True
         if assignment.is_snapshot:
-            self._blocks = {}
+            self._assigned = {}
         for block_id in assignment.removed:
-            self._blocks.pop(block_id, None)
+            self._assigned.pop(block_id, None)
         for b in assignment.blocks:
-            self._blocks[b.block_id] = Assigned(
+            self._assigned[b.block_id] = BlockAssignment(
                 b.block_id, b.model, b.version, b.folder, b.revision, tuple(b.replaces), b.is_new
             )
         if assignment.HasField("tokens"):
-            told = assignment.tokens
-            signers = {each.kid: each.public for each in told.signers}
-            self._owner.access(AccessView(b"", told.is_asking, {}, signers, frozenset(told.revoked)))
+            tokens = assignment.tokens
+            signers = {each.kid: each.public for each in tokens.signers}
+            revoked, expires_at = frozenset(tokens.revoked), dict(tokens.expires_at)
+            ahead_s = measure_clock_ahead(tokens.clock)
+            self._owner.access_changed(AccessView(b"", tokens.is_asking, {}, signers, ahead_s, revoked, expires_at))
         if self.is_leaving:
             return True
         if assignment.opens_door:
-            self._owner.open_door()
+            self._owner.open_direct_endpoint()
         if assignment.has_gateways:
-            self._owner.meet(assignment.gateways)
-        self._owner.assign(sorted(self._blocks.values(), key=_order))
+            self._owner.meet_gateways(assignment.gateways)
+        self._blocks.assign(sorted(self._assigned.values(), key=_load_order))
         return True
 
 
-def _order(block: Assigned) -> tuple[bool, str, int]:
-    """In which they are loaded: what is new comes last."""
+def _load_order(block: BlockAssignment) -> tuple[bool, str, int]:
+    """Return the sort key for loading blocks: new blocks come last."""
     return block.is_new, block.model, int(block.version)
 
 
-def _state(block_id: str, held: HeldBlock) -> pb.BlockState:
+def _encode_state(block_id: str, held: HeldBlock) -> pb.BlockState:
     return pb.BlockState(
         block_id=block_id,
         state=held.state,
@@ -201,7 +261,7 @@ def _state(block_id: str, held: HeldBlock) -> pb.BlockState:
     )
 
 
-def _counts(block: BlockStatistics) -> pb.BlockCounts:
+def _encode_counts(block: BlockStatistics) -> pb.BlockCounts:
     return pb.BlockCounts(
         block_id=block.block_id,
         requests=block.success.count + block.fail.count,

@@ -1,10 +1,18 @@
-"""Gives its inputs back, and says what it was told and what its process has imported."""
+"""Returns its inputs, its context, and the names of the modules that its process has imported."""
 
 import sys
 
 import numpy as np
 
-NOT_OURS = ("pydantic", "structlog", "zmq", "grpc", "onnxruntime", "penstock.worker", "penstock.engines.python.engine")
+NOT_OURS = (
+    "pydantic",
+    "structlog",
+    "zmq",
+    "grpc",
+    "onnxruntime",
+    "penstock.worker",
+    "penstock.engines.python.python_engine",
+)
 
 
 class Model:

@@ -72,7 +72,7 @@ class Model:
         raise ValueError("水" * 10_000)
 
     def do_cancel(self, answer):
-        """What is no Exception."""
+        """Raise a BaseException that is not an Exception."""
         raise asyncio.CancelledError
 
     def do_refuse(self, answer):
@@ -136,7 +136,7 @@ class Model:
         time.sleep(3600)
 
     def do_orphan(self, answer):
-        """Ends, but leaves processes that hold all that it had open."""
+        """End, but leave child processes that hold all open files of the model."""
         for name, has_own_group in (("orphan", False), ("stray", True)):
             child = os.fork()
             if child == 0:
@@ -191,7 +191,7 @@ class Model:
         ctypes.CDLL("libstdc++.so.6")._Znwm(ctypes.c_size_t(2**50))
 
     def do_share(self, answer):
-        """In memory that no limit of the process counts."""
+        """Use memory that no limit of the process counts."""
         while True:
             shared = mmap.mmap(-1, 8 * MIB)
             shared.write(b"x" * 8 * MIB)
@@ -199,7 +199,7 @@ class Model:
             time.sleep(0.01)
 
     def do_breed(self, answer):
-        """In processes, each of which is within the limit."""
+        """Use memory in processes that are each within the limit."""
         for _ in range(4):
             if os.fork() == 0:
                 self.kept.append(np.ones(100 * MIB, np.uint8))
@@ -207,7 +207,7 @@ class Model:
         time.sleep(3600)
 
     def do_copy(self, answer):
-        """In processes that share what was there: that is no more than one."""
+        """Fork processes that share the existing memory, which counts once."""
         self.kept.append(np.ones(100 * MIB, np.uint8))
         children = []
         for _ in range(4):
@@ -257,7 +257,7 @@ class Model:
         return answer
 
     def do_print_much(self, answer):
-        """More than a pipe holds, in lines and without."""
+        """Print more than a pipe holds, with and without line ends."""
         for fd in (1, 2):
             for _ in range(8):
                 os.write(fd, b"so much to say\n" * (MIB // 16))

@@ -1,4 +1,4 @@
-"""Tells of a session's state and of the hooks that were called; two of its parameters make hooks fail."""
+"""Returns a session's state and the hooks that were called; two of its parameters make hooks fail."""
 
 import numpy as np
 

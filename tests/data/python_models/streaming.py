@@ -1,4 +1,4 @@
-"""Yields COUNT answers, and notes in a file beside it how far it came."""
+"""Yields COUNT answers, and records its progress in a file beside it."""
 
 import os
 

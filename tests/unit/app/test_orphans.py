@@ -1,4 +1,4 @@
-"""Ended children: who waits for one hears of its end, and of those for whom nobody waits nothing is left."""
+"""Children that ended: a waiting parent gets the exit code, and children without a waiting parent are reaped."""
 
 import subprocess
 
@@ -8,12 +8,12 @@ from benchmarks.waiting import eventually
 from penstock.app.orphans import Orphans
 
 
-def test_only_what_nobody_waits_for_is_taken_away() -> None:
+def test_only_children_that_nobody_waits_for_are_reaped() -> None:
     orphans = Orphans()
     with subprocess.Popen(["true"]) as child:
         eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
-        orphans.look()
-        assert psutil.pid_exists(child.pid), "whoever started it may not have looked yet"
-        orphans.look()
+        orphans.reap()
+        assert psutil.pid_exists(child.pid), "its parent may not have waited for it yet"
+        orphans.reap()
         assert not psutil.pid_exists(child.pid)
-        orphans.look()
+        orphans.reap()

@@ -1,4 +1,4 @@
-"""A run that is worse by more than noise is called worse, and no other."""
+"""The comparison of a benchmark run with earlier runs: only a difference beyond noise is called worse."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def known(*values: float) -> Baseline:
     return found
 
 
-def test_noise_is_how_far_the_known_runs_were_apart() -> None:
+def test_noise_is_the_spread_of_the_known_runs() -> None:
     baseline = known(1.0, 0.95, 1.1)
     assert baseline.value("k") == 1.0
     (verdict,) = baseline.compare([figure(0.91)])
@@ -40,13 +40,13 @@ def test_noisy_rounds_count_as_noise_of_the_run() -> None:
     assert not noisy.is_worse
 
 
-def test_of_a_ceiling_more_is_worse() -> None:
+def test_a_higher_value_is_worse_for_a_ceiling() -> None:
     baseline = Baseline({}).with_run([figure(2.0, is_ceiling=True)])
     assert baseline.compare([figure(2.2, is_ceiling=True)])[0].is_worse
     assert not baseline.compare([figure(1.0, is_ceiling=True)])[0].is_worse
 
 
-def test_a_better_run_is_never_worse_and_an_unknown_figure_is_left_out() -> None:
+def test_a_better_run_is_never_worse_and_an_unknown_figure_is_ignored() -> None:
     assert not known(1.0).compare([figure(5.0)])[0].is_worse
     assert known(1.0).compare([SuiteFigure("new", 1.0, 0.0, 1.0)]) == []
 

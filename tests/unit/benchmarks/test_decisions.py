@@ -12,5 +12,5 @@ def test_every_policy_is_measured_in_every_round() -> None:
     assert all(few > 0 and many > 0 for found in costs.values() for few, many in found)
 
 
-def test_the_figure_is_that_of_the_worst_policy() -> None:
+def test_the_figure_is_the_cost_of_the_slowest_policy() -> None:
     assert decision_figure({"random": [(2.0, 2.2)], "hash": [(4.0, 8.0)]}).value == 2.0

@@ -1,4 +1,4 @@
-"""What a run's figures are held against."""
+"""Bars of a run's figures."""
 
 import pytest
 
@@ -13,20 +13,18 @@ TEXT = ("mixed grpc", "mixed stream", "mixed rest", "mixed arrival-32", "mixed a
 @pytest.mark.parametrize(
     ("features", "bar"), [({"avx2", "amx_bf16"}, 1.5), ({"avx512_bf16"}, 1.5), ({"avx512f", "bf16"}, 1.0), (set(), 1.0)]
 )
-def test_what_an_engine_of_its_own_choice_must_be_worth_is_the_processors_matter(
-    features: set[str], bar: float
-) -> None:
+def test_the_bar_of_the_engine_choice_depends_on_the_processor(features: set[str], bar: float) -> None:
     assert auto_bar(features) == bar
 
 
-def test_the_shipped_model_is_held_against_onnx_runtime() -> None:
+def test_the_shipped_model_is_compared_with_onnx_runtime() -> None:
     rows = {name: LoadRow(64, [100.0] * 3) for name in TEXT} | {"mixed as shipped": LoadRow(64, [160.0] * 3)}
     found = {figure.key: figure for figure in compute(rows, [110.0] * 3, lambda group: group == "text")}
     auto = found["auto_over_onnx_fp32"]
     assert (auto.value, auto.bar) == (1.6, auto_bar(processor_features()))
 
 
-def test_what_loads_and_what_computes_is_named() -> None:
+def test_processors_of_the_load_generator_and_the_engine_are_named() -> None:
     named = processors()
     assert named.keys() == {"load_generator", "engine"}
     assert all(name.endswith(", no BF16") or "BF16 (" in name for name in named.values())

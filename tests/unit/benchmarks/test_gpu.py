@@ -1,4 +1,4 @@
-"""The GPU's benchmark where it needs no GPU: what is sent, and what is made of what was measured."""
+"""The GPU benchmark without a GPU: the requests that it sends, and the figures that it computes."""
 
 import pytest
 
@@ -13,23 +13,23 @@ def test_every_text_is_sent_and_the_last_request_is_filled() -> None:
     assert [payload.inputs[0].shape for payload in payloads] == [(4, 1), (1, 1), (4, 1), (1, 1)]
 
 
-def test_a_mosaic_becomes_1080p() -> None:
+def test_a_mosaic_has_1080p() -> None:
     sizes = {read_header(file).image.size for file in mosaics()}
     assert sizes == {(WIDTH, HEIGHT)}
     assert (2 * WIDTH, 2 * HEIGHT) == (1920, 1080)
 
 
-def test_the_lesser_of_network_and_codec_is_the_limit() -> None:
+def test_the_limit_is_the_slower_of_network_and_codec() -> None:
     assert image_over_limit([50.0], [200.0], cores=4, codec_s=0.04).value == pytest.approx(0.5)
     assert image_over_limit([50.0], [80.0], cores=4, codec_s=0.04).value == pytest.approx(0.625)
 
 
-def test_what_is_made_at_the_beginning_is_no_growth() -> None:
+def test_memory_taken_at_the_start_is_not_growth() -> None:
     assert growth([10, 100, 100, 100, 100, 100, 100, 100]) == 0
     assert growth([100, 100, 100, 100, 105, 110, 120, 120]) == pytest.approx(0.2)
 
 
-def test_a_spike_of_one_window_shows() -> None:
+def test_a_spike_in_one_window_is_shown() -> None:
     series = {"p99_ms": [5.0, 5.0, 40.0, 5.0], "memory_mib": [1.0] * 4, "device_mib": [0.0] * 4}
     found = {figure.key: figure for figure in soak_figures(series)}
     assert found["gpu_soak_p99_worst_over_median"].value == 8

@@ -1,4 +1,4 @@
-"""Hosts that are namespaces: they reach each other until one is cut off, and nothing of them is left."""
+"""Hosts as network namespaces: they reach each other until one is cut off, and leave nothing behind."""
 
 import subprocess
 import sys
@@ -26,26 +26,26 @@ def namespaces() -> str:
     return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_host_that_is_cut_off_is_reached_again_when_it_is_healed(tmp_path: Path) -> None:
+def test_a_host_that_was_cut_off_is_reachable_again_once_reconnected(tmp_path: Path) -> None:
     with Hosts(2) as hosts:
         server = hosts.run(0, [sys.executable, "-c", LISTEN], tmp_path / "log")
 
-        def is_reached() -> bool:
+        def is_reachable() -> bool:
             connect = [sys.executable, "-c", CONNECT, hosts.address(0)]
             return hosts.run(1, connect, tmp_path / "log").end() == 0
 
-        eventually(is_reached, "the first host listens")
+        eventually(is_reachable, "the first host listens")
         hosts.cut_off(0)
-        assert not is_reached()
+        assert not is_reachable()
         hosts.heal(0)
-        eventually(is_reached, "it is back")
+        eventually(is_reachable, "it is back")
         name = hosts.name(0)
         assert name in namespaces()
     assert not server.is_running()
     assert name not in namespaces()
 
 
-def test_what_one_that_was_killed_left_behind_goes_with_the_next(tmp_path: Path) -> None:
+def test_namespaces_of_a_killed_run_are_removed_by_the_next_run(tmp_path: Path) -> None:
     crashed = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path)], capture_output=True, text=True, check=False)
     left = crashed.stdout.strip()
     assert left in namespaces()
@@ -53,7 +53,7 @@ def test_what_one_that_was_killed_left_behind_goes_with_the_next(tmp_path: Path)
         assert left not in namespaces()
 
 
-def test_where_there_are_no_namespaces_it_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_namespaces_the_error_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="iproute2"):
         Hosts(1).__enter__()

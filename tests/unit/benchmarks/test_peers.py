@@ -77,7 +77,7 @@ def contender(server: str, setting: str = "plain", kind: str = "") -> Contender:
 
 
 def measured(server: str, rps: Sequence[float], *, group: str = "minilm", **fields: Any) -> list[Record]:
-    """One record a round, of one window."""
+    """Return one record per round, with one window each."""
     kind = fields.pop("kind", "")
     fields = {"load": MIXED, "protocol": "rest", "concurrency": 32, "p99_ms": 10.0, **fields}
     rows = [WindowRow(rps=value, **fields) for value in rps]
@@ -88,27 +88,27 @@ def verdicts_of(records: Sequence[Record], figure: str, scope: str) -> list[Verd
     return [one for one in judge(summarize(records)) if (one.figure, one.scope) == (figure, scope)]
 
 
-def test_every_other_round_goes_backwards() -> None:
+def test_every_other_round_runs_backwards() -> None:
     found = turns([replace(TEXT, rounds=3)], {"minilm": [contender(name) for name in "abc"]})
     assert [turn.contender.server for turn in found] == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
     assert [turn.number for turn in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_what_is_recorded_is_done_and_other_rounds_are_not() -> None:
+def test_recorded_rounds_are_not_repeated() -> None:
     first, second = turns([replace(TEXT, rounds=2)], {"minilm": [contender("a")]})
     records = [first.record([WindowRow(MIXED, "rest", 1, 5.0)])]
     assert is_done(first, records)
     assert not is_done(second, records)
 
 
-def test_a_contender_that_never_got_through_a_turn_is_out() -> None:
+def test_a_contender_that_never_completed_a_round_is_out() -> None:
     first, second, third = turns([replace(TEXT, rounds=3)], {"minilm": [contender("a")]})
     assert is_done(second, [first.record([], "not ready")])
     good = first.record([WindowRow(MIXED, "rest", 1, 5.0)])
     assert not is_done(third, [good, second.record([], "not ready")])
 
 
-def test_resuming_keeps_what_is_measured_as_it_would_be_now() -> None:
+def test_resuming_keeps_results_that_were_measured_under_the_same_conditions() -> None:
     row = [WindowRow(MIXED, "rest", 1, 5.0)]
     (now,) = turns([replace(TEXT, rounds=1)], {"minilm": [contender("a", "new")]})
     kept = now.record(row)
@@ -135,16 +135,16 @@ def test_rates_are_shares_of_the_best_peers_peak() -> None:
         (f"{MIXED} at 90%", 180.0),
     ]
     assert not any(is_done(turn, records) for turn in found)
-    assert open_turns([OPEN], peaks, records[1:]) == []  # nobody to hold them against
+    assert open_turns([OPEN], peaks, records[1:]) == []  # no peer to compare with
 
 
-def test_results_survive_their_file(tmp_path: Path) -> None:
+def test_results_survive_saving_and_loading(tmp_path: Path) -> None:
     results = PeerResults(0.5, measured("triton", [10.0, 11.0], rejected={"503": 2}), MACHINE)
     results.save(tmp_path / "deep" / "peers.json")
     assert PeerResults.load(tmp_path / "deep" / "peers.json") == results
 
 
-def test_the_search_measures_one_window_of_each_group() -> None:
+def test_the_search_measures_one_window_per_group() -> None:
     found = {
         group.name: [(level.load, level.concurrency) for level in search_group(group).levels]
         for group in GROUPS
@@ -160,7 +160,7 @@ def test_the_search_measures_one_window_of_each_group() -> None:
     }
 
 
-def test_the_search_keeps_the_fastest_that_answered_right(tmp_path: Path) -> None:
+def test_the_search_keeps_the_fastest_candidate_with_right_answers(tmp_path: Path) -> None:
     slow, fast, wrong = (contender("triton", name) for name in ("slow", "fast", "wrong"))
     choice = Choice()
     for one, rps, failure in ((slow, 5.0, ""), (fast, 9.0, ""), (wrong, 99.0, "wrong answer")):
@@ -170,38 +170,38 @@ def test_the_search_keeps_the_fastest_that_answered_right(tmp_path: Path) -> Non
     found = Choice.load(tmp_path / "settings.json")
     settings = [one.setting for one in (slow, fast, wrong) if one.setting]
     assert found.winner(["minilm"], "triton", settings).name == "fast"
-    assert found.winner(["minilm"], "kserve", settings).name == "slow", "nothing measured: the first"
+    assert found.winner(["minilm"], "kserve", settings).name == "slow", "without measurements the first setting wins"
     assert [entry.is_winner for entry in found.found["minilm"]["triton"]] == [False, True, False]
     assert found.has("minilm", fast, rounds=1)
     assert not found.has("minilm", wrong, rounds=1), "failures are tried again"
     assert not found.has("minilm", contender("triton", "other"), rounds=1)
 
 
-def test_a_winner_that_is_no_candidate_any_more_is_not_used() -> None:
+def test_a_recorded_winner_that_is_no_longer_a_candidate_is_not_used() -> None:
     gone = contender("triton", "gone")
     choice = Choice()
     choice.add(gone, PeerTurn(TEXT, 0, gone).record([WindowRow(MIXED, "rest", 32, 9.0)]))
     assert choice.winner(["minilm"], "triton", [Setting("gone", {"name": "changed"}), Setting("b")]).values
 
 
-def test_in_best_a_peer_takes_part_as_offered_and_by_hand() -> None:
+def test_the_best_mode_measures_a_peer_as_offered_and_tuned_by_hand() -> None:
     plain, hand = Setting("plain"), Setting("hand", {"engine": "openvino"})
     entrant = Entrant("triton", Adapter({SAME: [plain], BEST: [hand]}), Path("python"))
     found = contenders(TEXT_BEST, [entrant], Choice())
     assert {(one.kind, one.setting_name) for one in found[1:]} == {(BY_HAND, "hand"), (OFFERED, "plain")}
-    assert all(one.protocols == ("grpc",) for one in found[1:]), "a peer's fastest protocol"
+    assert all(one.protocols == ("grpc",) for one in found[1:]), "each server uses its fastest protocol"
     assert contenders(TENSORS, [entrant], Choice())[0].protocols == ("grpc", "rest")
     assert kind_of(PENSTOCK, BEST, hand) == ""
 
 
-def test_who_cannot_take_part_is_a_contender_with_a_reason() -> None:
+def test_a_peer_that_cannot_take_part_is_listed_with_the_reason() -> None:
     refuses = Entrant("triton", Adapter({}), Path("python"))
     broken = enter("no_such_peer")
     assert contenders(TENSORS, [refuses], Choice()) == [Contender("triton", "triton", refusal="serves other things")]
     assert "ModuleNotFoundError" in candidates(TENSORS, broken)[0].failure
 
 
-def test_penstock_has_several_settings_and_the_shipped_one_is_first() -> None:
+def test_penstock_has_several_settings_and_the_shipped_one_comes_first() -> None:
     entrant = enter(PENSTOCK)
     for group in GROUPS:
         found = candidates(group, entrant)
@@ -210,7 +210,20 @@ def test_penstock_has_several_settings_and_the_shipped_one_is_first() -> None:
         assert {one.kind for one in found} == {""}
 
 
-def test_stamp_changes_with_what_the_venv_is_made_from(tmp_path: Path) -> None:
+def test_a_peer_is_installed_while_its_venv_is_made_from_its_files(tmp_path: Path) -> None:
+    folder, made = tmp_path / "peer", tmp_path / "venvs" / "peer"
+    folder.mkdir()
+    (folder / "requirements.txt").write_text("one==1\n")
+    assert venvs.installed(folder, tmp_path / "venvs") is None
+    (made / "bin").mkdir(parents=True)
+    (made / "bin" / "python").touch()
+    (made / venvs.STAMP).write_text(venvs.stamp(folder))
+    assert venvs.installed(folder, tmp_path / "venvs") == made / "bin" / "python"
+    (folder / "requirements.txt").write_text("one==2\n")
+    assert venvs.installed(folder, tmp_path / "venvs") is None
+
+
+def test_the_stamp_changes_with_the_requirements_of_the_venv(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("a==1\n")
     first = venvs.stamp(tmp_path)
     (tmp_path / "server.py").write_text("")
@@ -235,7 +248,7 @@ def test_a_failed_installation_has_a_reason(tmp_path: Path) -> None:
         venvs.ensure(tmp_path, tmp_path / "venvs")
 
 
-def test_answers_must_be_near_the_reference() -> None:
+def test_answers_must_be_close_to_the_reference() -> None:
     right = np.zeros(384, np.float32)
     right[0] = 1
     off = right.copy()
@@ -254,7 +267,7 @@ def test_figures_are_medians_of_the_rounds() -> None:
     assert line.notes == "3 refused with 503, load generator at 90% of a core"
 
 
-def test_named_figures_are_of_what_was_measured() -> None:
+def test_named_figures_are_taken_from_the_measured_results() -> None:
     window = {"group": "noop", "load": TENSOR, "protocol": "grpc"}
     records = measured(PENSTOCK, [6.0, 9.0, 7.0], **window) + measured("triton", [8.0, 10.0, 10.0], **window)
     records += measured(PENSTOCK, [99.0], concurrency=64, **window) + measured("kserve", [99.0], **window)
@@ -263,7 +276,7 @@ def test_named_figures_are_of_what_was_measured() -> None:
     assert "| `noop_grpc_over_triton` | 0.70 | ≥ 0.7 |" in render(PeerResults(1.0, records, MACHINE))
 
 
-def test_what_callers_wait_at_given_rates_has_a_name() -> None:
+def test_latencies_at_given_rates_have_names() -> None:
     records = []
     for share, ours in (("50", 8.0), ("70", 11.0), ("90", 9.5)):
         window: dict[str, Any] = {"group": "open", "load": f"{MIXED} at {share}%", "concurrency": 64}
@@ -278,7 +291,7 @@ def test_what_callers_wait_at_given_rates_has_a_name() -> None:
     assert "| `open_p99_over_peer_90` | 0.95 | ≤ 0.9 |" in render(PeerResults(1.0, records, MACHINE))
 
 
-def test_the_bar_is_held_against_the_best_peer() -> None:
+def test_the_bar_is_compared_with_the_best_peer() -> None:
     records = measured(PENSTOCK, [22.0, 24.0], p99_ms=8.0) + measured("triton", [20.0, 20.0], p99_ms=12.0)
     records += measured("kserve", [10.0, 10.0], p99_ms=10.0)
     (throughput,) = verdicts_of(records, THROUGHPUT, ANY)
@@ -290,7 +303,7 @@ def test_the_bar_is_held_against_the_best_peer() -> None:
     assert [one.outcome for one in judge(summarize(slower)) if one.scope == "rest"] == ["MISSED", "MISSED"]
 
 
-def test_like_protocols_are_compared_and_a_stream_is_not() -> None:
+def test_only_equal_protocols_are_compared_and_streams_are_not() -> None:
     own = measured(PENSTOCK, [10.0]) + measured(PENSTOCK, [30.0], protocol="grpc")
     own += measured(PENSTOCK, [99.0], protocol="stream")
     records = own + measured("triton", [20.0])
@@ -299,7 +312,7 @@ def test_like_protocols_are_compared_and_a_stream_is_not() -> None:
     assert [one.ratio for one in verdicts_of(records, THROUGHPUT, ANY)] == [1.5]
 
 
-def test_best_is_judged_against_both_kinds_of_settings() -> None:
+def test_the_best_mode_is_judged_against_both_kinds_of_settings() -> None:
     records = measured(PENSTOCK, [30.0], group="minilm-best")
     records += measured("triton", [10.0], group="minilm-best", kind=OFFERED)
     records += measured("triton", [20.0], group="minilm-best", kind=BY_HAND)
@@ -307,7 +320,7 @@ def test_best_is_judged_against_both_kinds_of_settings() -> None:
     assert found == {OFFERED: (3.0, "met"), BY_HAND: (1.5, "MISSED")}
 
 
-def test_noop_must_be_ahead_and_the_rest_says_only_who_is() -> None:
+def test_only_the_noop_has_a_bar_and_other_cases_report_the_leader() -> None:
     tensor = {"group": "noop", "load": TENSOR}
     even = measured(PENSTOCK, [10.0], **tensor) + measured("triton", [10.0], **tensor)
     assert [one.outcome for one in verdicts_of(even, THROUGHPUT, "rest")] == ["MISSED"]
@@ -315,7 +328,7 @@ def test_noop_must_be_ahead_and_the_rest_says_only_who_is() -> None:
     assert [one.outcome for one in verdicts_of(unbarred, THROUGHPUT, "rest")] == ["behind"]
 
 
-def test_queries_have_a_bar_of_their_own() -> None:
+def test_queries_have_their_own_bar() -> None:
     window: dict[str, Any] = {"load": QUERIES, "concurrency": 64}
     records = measured(PENSTOCK, [19.0], **window) + measured("triton", [10.0], **window)
     (found,) = verdicts_of(records, THROUGHPUT, "rest")
@@ -323,7 +336,7 @@ def test_queries_have_a_bar_of_their_own() -> None:
     assert (found.bar.value, found.outcome) == (2.0, "MISSED")
 
 
-def test_the_report_shows_everybody_failed_ones_with_their_reason() -> None:
+def test_the_report_shows_every_contender_and_the_reasons_of_failed_ones() -> None:
     records = measured(PENSTOCK, [22.0, 24.0]) + measured("triton", [10.0, 10.0])
     records.append(Record("minilm", 0, "ceiling", "", "in process", "", [WindowRow(MIXED, "", 0, 55.0)]))
     records.append(Record("minilm", 0, "kserve", "", "KServe", "plain", [], "not ready within 90 s: a | b"))
@@ -339,5 +352,5 @@ def test_the_report_shows_everybody_failed_ones_with_their_reason() -> None:
     assert len(widths) == 1
 
 
-def test_all_servers_are_named_once() -> None:
+def test_every_server_is_named_once() -> None:
     assert len(set(SERVERS)) == len(SERVERS) == 9

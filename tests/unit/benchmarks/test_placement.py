@@ -6,10 +6,10 @@ from penstock.models.folder import list_model_folders, read_model_folder
 from penstock.models.loading import load_block
 from tests.servers import ROOT
 
-PLACES = ("inline", "pool", "worker")
+PLACES = ("inline", "pool")
 
 
-def test_its_repository(tmp_path):
+def test_the_repository_has_every_model_in_every_place(tmp_path):
     repository = _build_repository(ROOT / "models", tmp_path, PLACES)
     folders = {folder.name: read_model_folder(folder) for folder in list_model_folders(repository)}
     assert set(folders) == {f"{model}-{placement}" for model in ("srcnn", COPY, "minilm") for placement in PLACES}

@@ -1,4 +1,4 @@
-"""Many texts through both clients: in order, a few at a time, whatever fails in between."""
+"""Bulk embedding through both clients: results in order, a few requests at a time, failures retried."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -14,12 +14,13 @@ from penstock.core.errors import InvalidRequest, QueueFull, UnknownModel
 from penstock.core.tensors import Array, Tensor, to_array
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc as rpc
+from tests.stub_server import stub_serving
 
 QUICK = Retries(first_s=0.001)
 
 
 class Embedder(rpc.GRPCInferenceServiceServicer):
-    """A text is its number; every third request fails first."""
+    """A server whose embedding of a text is the text's number; every third request fails the first time."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -27,14 +28,14 @@ class Embedder(rpc.GRPCInferenceServiceServicer):
         self.at_once = self.most_at_once = 0
         self.rows: list[int] = []
         self.codes = ["queue_full", "worker_lost"]
-        self.silences = 0
+        self.silent_calls = 0
 
     async def _embed(self, message: pb.ModelInferRequest) -> pb.ModelInferResponse | str:
         if message.model_name != "minilm":
             return "unknown_model"
         self.asked += 1
-        if self.silences:
-            self.silences -= 1
+        if self.silent_calls:
+            self.silent_calls -= 1
             await asyncio.sleep(60)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -76,16 +77,12 @@ class Embedder(rpc.GRPCInferenceServiceServicer):
 @pytest.fixture
 async def server() -> AsyncIterator[Embedder]:
     edge = Embedder()
-    serving = grpc.aio.server()
-    rpc.add_GRPCInferenceServiceServicer_to_server(edge, serving)
-    edge.address = f"127.0.0.1:{serving.add_insecure_port('127.0.0.1:0')}"
-    await serving.start()
-    yield edge
-    await serving.stop(0)
+    async with stub_serving(edge) as edge.address:
+        yield edge
 
 
 class Texts:
-    """Without end, or so many; counts what was taken."""
+    """Texts without end, or `count` of them; counts how many were taken."""
 
     def __init__(self, most: int | None = None) -> None:
         self.taken = 0
@@ -105,7 +102,7 @@ def ordered(blocks: list[Array]) -> list[int]:
     return [int(row[0]) for block in blocks for row in block]
 
 
-async def test_blocks_come_in_order_whatever_fails(server: Embedder) -> None:
+async def test_blocks_of_results_keep_their_order_through_failures(server: Embedder) -> None:
     told: list[int] = []
 
     def embed() -> list[Array]:
@@ -124,7 +121,7 @@ async def test_blocks_come_in_order_whatever_fails(server: Embedder) -> None:
         assert [block async for block in client.embed_many([])] == []
 
 
-async def test_texts_are_taken_as_rows_are(server: Embedder) -> None:
+async def test_texts_are_taken_as_the_rows_are_read(server: Embedder) -> None:
     texts = Texts()
 
     def take() -> int:
@@ -143,7 +140,7 @@ async def test_texts_are_taken_as_rows_are(server: Embedder) -> None:
         assert 20 <= texts.taken <= 20 + 15 + 5
 
 
-async def test_a_long_list_is_several_requests(server: Embedder) -> None:
+async def test_a_long_list_is_split_into_several_requests(server: Embedder) -> None:
     async with AsyncClient(server.address, retries=QUICK) as client:
         found = await client.embed([str(number) for number in range(3000)])
     assert ordered([found]) == list(range(3000))
@@ -153,7 +150,7 @@ async def test_a_long_list_is_several_requests(server: Embedder) -> None:
     assert ordered([found]) == list(range(1500))
 
 
-async def test_what_does_not_get_better_ends_it(server: Embedder) -> None:
+async def test_a_permanent_failure_ends_the_iteration(server: Embedder) -> None:
     async with AsyncClient(server.address, retries=QUICK) as client:
         with pytest.raises(UnknownModel):
             await anext(client.embed_many(Texts(), "nothing"))
@@ -161,15 +158,15 @@ async def test_what_does_not_get_better_ends_it(server: Embedder) -> None:
             await anext(client.embed_many(Texts(), window=0))
         with pytest.raises(InvalidRequest, match="batch"):
             await anext(client.embed_many(Texts(), batch=0))
-        with pytest.raises(InvalidRequest, match="int among"):
+        with pytest.raises(InvalidRequest, match="one is a int"):
             await anext(client.embed_many([1], batch=1))  # type: ignore[list-item]
     server.codes = ["queue_full"]
     with Client(server.address, retries=Retries(attempts=1)) as blocking, pytest.raises(QueueFull):
         await asyncio.to_thread(lambda: list(blocking.embed_many(Texts(30), batch=5, window=1)))
 
 
-async def test_who_says_nothing_is_not_waited_for_until_the_end(server: Embedder) -> None:
-    server.silences = 1
+async def test_a_silent_server_is_not_awaited_until_the_deadline(server: Embedder) -> None:
+    server.silent_calls = 1
     async with AsyncClient(server.address, retries=QUICK, streams=1) as client:
         blocks = [block async for block in client.embed_many(Texts(5), timeout_s=2.1)]
     assert ordered(blocks) == list(range(5))

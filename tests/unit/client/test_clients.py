@@ -35,8 +35,11 @@ Stream = AsyncIterator[pb.ModelInferRequest]
 
 @dataclass
 class Server(rpc.GRPCInferenceServiceServicer):
-    """Echoes; `model_name` chooses how: slow, silent, refuse, foreign, hangup, many, many_and_silence, first_silent
-    (the first request has no answer) or flaky (so many as `failures` says are refused)."""
+    """Returns its input; `model_name` selects how the server behaves.
+
+    One of slow, silent, refuse, foreign, hangup, many, many_and_silence, first_silent (the first request has no answer)
+    or flaky (the first `failures` requests are refused).
+    """
 
     address: str = ""
     streams: int = 0
@@ -44,7 +47,7 @@ class Server(rpc.GRPCInferenceServiceServicer):
     ended: int = 0  # streams
     metadata: dict[str, str] = field(default_factory=dict)
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
-    peers: set[str] = field(default_factory=set)  # of unary calls
+    peers: set[str] = field(default_factory=set)  # unary calls
     failures: int = 0
     code: str = "queue_full"  # of those
 
@@ -148,7 +151,7 @@ async def ask_sync(client: Client, model: str = "m", **options: float) -> dict[s
     return await asyncio.to_thread(lambda: client.infer(model, numbers(1, 2), timeout_s=options.get("timeout_s")))
 
 
-async def test_the_blocking_client_asks_and_is_answered(server: Server) -> None:
+async def test_the_blocking_client_returns_the_answer(server: Server) -> None:
     with Client(server.address) as client:
         assert (await ask_sync(client))["x"].tolist() == [1, 2]
         assert await asyncio.to_thread(client.is_ready)
@@ -169,7 +172,7 @@ async def test_the_blocking_client_raises_the_servers_error(server: Server) -> N
             await asyncio.to_thread(asyncio.run, client._calls._call("ServerLive", pb.ServerLiveRequest()))
 
 
-def test_a_server_that_is_not_there_is_advised_about() -> None:
+def test_the_error_for_an_unreachable_server_gives_advice() -> None:
     with Client(NOBODY) as client:
         assert not client.is_ready()
         with pytest.raises(Unavailable, match=r"is `penstock serve` running at 127\.0\.0\.1:1") as away:
@@ -177,7 +180,7 @@ def test_a_server_that_is_not_there_is_advised_about() -> None:
         assert away.value.is_definite
 
 
-async def test_requests_share_streams_that_ask_for_any_order(server: Server) -> None:
+async def test_unordered_requests_share_a_stream(server: Server) -> None:
     async with AsyncClient(server.address, streams=2) as client:
         answers = await asyncio.gather(*(client.infer("m", numbers(n)) for n in range(50)))
         assert [answer["x"][0] for answer in answers] == list(range(50))
@@ -186,14 +189,14 @@ async def test_requests_share_streams_that_ask_for_any_order(server: Server) -> 
     assert len({request.id for request in server.requests}) == 50
 
 
-async def test_one_at_a_time_needs_one_stream(server: Server) -> None:
+async def test_sequential_requests_need_one_stream(server: Server) -> None:
     async with AsyncClient(server.address) as client:
         for n in range(3):
             await client.infer("m", numbers(n))
     assert server.streams == 1
 
 
-async def test_an_answer_that_comes_later_finds_its_request(server: Server) -> None:
+async def test_a_late_answer_reaches_its_request(server: Server) -> None:
     async with AsyncClient(server.address, streams=1) as client:
         slow = asyncio.create_task(client.infer("slow", numbers(1)))
         await asyncio.sleep(0)
@@ -201,7 +204,7 @@ async def test_an_answer_that_comes_later_finds_its_request(server: Server) -> N
         assert (quick["x"][0], (await slow)["x"][0]) == (2, 1)
 
 
-async def test_an_error_fails_its_request_alone(server: Server) -> None:
+async def test_an_error_fails_only_its_request(server: Server) -> None:
     async with AsyncClient(server.address, streams=1) as client:
         calls = [client.infer(model, numbers(1)) for model in ("m", "refuse", "m")]
         first, second, third = await asyncio.gather(*calls, return_exceptions=True)
@@ -210,7 +213,7 @@ async def test_an_error_fails_its_request_alone(server: Server) -> None:
     assert isinstance(third, dict)
 
 
-async def test_a_deadline_travels_and_passes(server: Server) -> None:
+async def test_a_deadline_is_sent_and_enforced(server: Server) -> None:
     async with AsyncClient(server.address, streams=1) as client:
         with pytest.raises(DeadlineExceeded):
             await client.infer("silent", numbers(1), timeout_s=0.05)
@@ -218,7 +221,7 @@ async def test_a_deadline_travels_and_passes(server: Server) -> None:
         assert len(await client.infer("m", numbers(1))) == 1
 
 
-async def test_a_stream_that_ends_fails_what_waits_and_opens_anew(server: Server) -> None:
+async def test_the_end_of_a_stream_fails_its_requests_and_a_new_stream_is_opened(server: Server) -> None:
     async with AsyncClient(server.address, streams=1) as client:
         waiting = asyncio.create_task(client.infer("silent", numbers(1)))
         await asyncio.sleep(0.05)
@@ -231,7 +234,7 @@ async def test_a_stream_that_ends_fails_what_waits_and_opens_anew(server: Server
     assert server.streams == 2
 
 
-async def test_a_large_request_goes_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_request_is_sent_as_a_unary_call(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asynchronous, "MAX_STREAMED_BYTES", 8)
     async with AsyncClient(server.address, streams=1) as client:
         await client.infer("m", numbers(1, 2))
@@ -241,7 +244,7 @@ async def test_a_large_request_goes_alone(server: Server, monkeypatch: pytest.Mo
             await client.infer("m", {"x": np.zeros(1024 * 1024, np.float32)})
 
 
-async def test_callers_that_leave_hold_nothing_up(server: Server) -> None:
+async def test_callers_that_leave_do_not_delay_others(server: Server) -> None:
     async with AsyncClient(server.address, streams=1) as client:
         left = asyncio.create_task(client.infer("silent", numbers(1)))
         await asyncio.sleep(0.05)
@@ -251,7 +254,7 @@ async def test_callers_that_leave_hold_nothing_up(server: Server) -> None:
         assert (await client.infer("m", numbers(4)))["x"][0] == 4
 
 
-async def test_closing_fails_what_still_waits(server: Server) -> None:
+async def test_closing_fails_the_waiting_requests(server: Server) -> None:
     client = AsyncClient(server.address, streams=1)
     waiting = asyncio.create_task(client.infer("silent", numbers(1)))
     await asyncio.sleep(0.05)
@@ -260,7 +263,7 @@ async def test_closing_fails_what_still_waits(server: Server) -> None:
         await waiting
 
 
-async def test_the_async_client_advises_about_a_server_that_is_not_there() -> None:
+async def test_the_async_clients_error_for_an_unreachable_server_gives_advice() -> None:
     async with AsyncClient(NOBODY) as client:
         assert not await client.is_ready()
         with pytest.raises(Unavailable, match="penstock serve"):
@@ -274,7 +277,7 @@ def ask_many(client: Client, model: str) -> list[dict[str, Array]]:
     return list(client.infer_stream(model, numbers(1, 2), timeout_s=10))
 
 
-async def test_one_request_may_have_many_answers(server: Server) -> None:
+async def test_one_request_can_have_many_answers(server: Server) -> None:
     async with AsyncClient(server.address) as client:
         found = [answer["x"].tolist() async for answer in client.infer_stream("many", numbers(1, 2))]
     assert found == [[1, 2]] * 3
@@ -282,14 +285,14 @@ async def test_one_request_may_have_many_answers(server: Server) -> None:
         assert [answer["x"].tolist() for answer in await asyncio.to_thread(ask_many, blocking, "many")] == [[1, 2]] * 3
 
 
-async def test_many_answers_of_a_model_that_gives_one(server: Server) -> None:
+async def test_a_model_with_one_answer_can_be_streamed(server: Server) -> None:
     async with AsyncClient(server.address) as client:
         assert len([answer async for answer in client.infer_stream("m", numbers(1))]) == 1
     with Client(server.address) as blocking:
         assert len(await asyncio.to_thread(ask_many, blocking, "m")) == 1
 
 
-async def test_an_error_among_many_answers(server: Server) -> None:
+async def test_an_error_among_many_answers_is_raised(server: Server) -> None:
     async with AsyncClient(server.address) as client:
         with pytest.raises(InvalidTensor):
             await anext(client.infer_stream("refuse", numbers(1)))
@@ -302,7 +305,7 @@ async def test_an_error_among_many_answers(server: Server) -> None:
         await asyncio.to_thread(ask_many, nowhere, "m")
 
 
-async def test_leaving_many_answers_cancels_the_rest(server: Server) -> None:
+async def test_leaving_the_iteration_cancels_the_remaining_answers(server: Server) -> None:
     async with AsyncClient(server.address) as client:
         answers = client.infer_stream("many_and_silence", numbers(1))
         await anext(answers)
@@ -310,13 +313,13 @@ async def test_leaving_many_answers_cancels_the_rest(server: Server) -> None:
         await until(lambda: server.ended, "it ended: by itself it would go on for a minute")
 
 
-async def test_asking_for_one_answer_of_many_is_refused(server: Server) -> None:
+async def test_requesting_one_answer_of_a_decoupled_model_is_refused(server: Server) -> None:
     async with AsyncClient(server.address) as client:
         with pytest.raises(InvalidRequest, match="infer_stream"):
             await client.infer("many", numbers(1))
 
 
-async def test_what_a_call_asks_of_the_server_travels_as_parameters(server: Server) -> None:
+async def test_options_of_a_call_are_sent_as_parameters(server: Server) -> None:
     controls: dict[str, Any] = {"priority": 2, "session_id": "s1", "seq_no": 7, "start": True, "end": False}
     async with AsyncClient(server.address) as client:
         await client.infer("m", numbers(1), parameters={"own": "x"}, **controls)
@@ -348,7 +351,7 @@ async def test_upscaled_images_keep_their_order(server: Server) -> None:
     assert "mode" not in sent
 
 
-async def test_what_is_refused_for_now_is_asked_again(server: Server) -> None:
+async def test_temporary_refusals_are_retried(server: Server) -> None:
     server.failures = 3
     with Client(server.address, retries=Retries(first_s=0.001)) as client:
         assert (await ask_sync(client, "flaky"))["x"].tolist() == [1, 2]
@@ -374,7 +377,7 @@ async def test_attempts_are_bounded_and_can_be_switched_off(server: Server) -> N
         assert len(server.requests) == 4
 
 
-async def test_what_may_have_run_is_asked_again_only_as_a_step_of_a_session(server: Server) -> None:
+async def test_a_request_that_may_have_run_is_retried_only_as_a_step_of_a_session(server: Server) -> None:
     server.failures, server.code = 1, "worker_lost"
     async with AsyncClient(server.address, retries=Retries(first_s=0.001)) as client:
         with pytest.raises(WorkerLost):
@@ -385,7 +388,7 @@ async def test_what_may_have_run_is_asked_again_only_as_a_step_of_a_session(serv
         assert len(server.requests) == 3
 
 
-async def test_a_slow_request_is_hedged_where_that_is_asked_for(server: Server) -> None:
+async def test_a_slow_request_is_hedged_if_requested(server: Server) -> None:
     with Client(server.address, hedge_after_s=0.05) as client:
         assert (await ask_sync(client, "first_silent"))["x"].tolist() == [1, 2]
         assert server.unary == 2
@@ -401,7 +404,7 @@ async def test_a_slow_request_is_hedged_where_that_is_asked_for(server: Server) 
             await client.infer("silent", numbers(5), timeout_s=0.2)
 
 
-async def test_a_connection_on_which_nothing_comes_is_left(server: Server) -> None:
+async def test_a_silent_connection_is_abandoned(server: Server) -> None:
     with Client(server.address) as client:
         for _ in range(2):
             await ask_sync(client)
@@ -424,7 +427,7 @@ async def test_a_connection_on_which_nothing_comes_is_left(server: Server) -> No
         assert server.streams == 2
 
 
-async def test_a_client_shows_its_own_certificate(tmp_path: Path) -> None:
+async def test_a_client_sends_its_certificate(tmp_path: Path) -> None:
     authority = TestAuthority(tmp_path / "certs")
     authority.issue("alice@example.com", is_client=True)
     certificates, edge = Certificates(authority.files("server"), "required"), Server()

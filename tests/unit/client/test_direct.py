@@ -1,18 +1,18 @@
-"""Which worker a client goes to, by what Discover and the workers say."""
+"""The worker that a client selects, by the answers of Discover and of the workers."""
 
 import pytest
 
 from penstock.client.direct import (
-    AGAIN_S,
     AUTO_AFTER,
     AVOID_S,
     MAX_MODELS,
-    NEVER_S,
-    RENEW_AGAIN_S,
-    WorkerWay,
-    WorkerWays,
+    RARE_S,
+    RENEW_RETRY_S,
+    RETRY_S,
+    WorkerRoute,
+    WorkerRoutes,
 )
-from penstock.client.faults import silent, unreachable
+from penstock.client.faults import unreachable, unresponsive_worker
 from penstock.core.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -40,67 +40,69 @@ def told(worker: str = "w", lasts_s: float = 900, **fields: bool) -> pb.Discover
     return found
 
 
-def found(ways: WorkerWays, worker: str = "w", now: float = 0.0, lasts_s: float = 900, **fields: bool) -> WorkerWay:
-    assert ways.choose("m", "", now)[1] is not None
-    way = ways.found("m", "", told(worker, lasts_s, **fields), now, UNIX)
-    assert way is not None
-    return way
+def found(
+    routes: WorkerRoutes, worker: str = "w", now: float = 0.0, lasts_s: float = 900, **fields: bool
+) -> WorkerRoute:
+    assert routes.choose("m", "", now)[1] is not None
+    route = routes.route_found("m", "", told(worker, lasts_s, **fields), now, UNIX)
+    assert route is not None
+    return route
 
 
-def test_it_is_asked_for_once_and_kept_until_it_is_renewed() -> None:
-    ways = WorkerWays()
-    way = found(ways)
-    assert ways.choose("m", "", 1) == (way, None)
-    assert ways.choose("m", "2", 1)[1] == pb.DiscoverRequest(model="m", version="2")
-    kept, question = ways.choose("m", "", 721)
-    assert (kept, question) == (way, pb.DiscoverRequest(model="m"))
-    assert ways.choose("m", "", 722) == (way, None)  # somebody asks already
-    assert ways.not_found("m", "", Unavailable("no manager"), 722) is way
-    assert ways.choose("m", "", 722 + RENEW_AGAIN_S)[1] is not None
-    assert ways.choose("m", "", 901)[0] is None
+def test_the_worker_is_discovered_once_and_kept_until_the_token_is_renewed() -> None:
+    routes = WorkerRoutes()
+    route = found(routes)
+    assert routes.choose("m", "", 1) == (route, None)
+    assert routes.choose("m", "2", 1)[1] == pb.DiscoverRequest(model="m", version="2")
+    kept, question = routes.choose("m", "", 721)
+    assert (kept, question) == (route, pb.DiscoverRequest(model="m"))
+    assert routes.choose("m", "", 722) == (route, None)  # another request is already asking
+    assert routes.route_not_found("m", "", Unavailable("no manager"), 722) is route
+    assert routes.choose("m", "", 722 + RENEW_RETRY_S)[1] is not None
+    assert routes.choose("m", "", 901)[0] is None
 
 
-def test_a_clock_that_is_wrong_does_not_end_a_token_at_once() -> None:
-    ways = WorkerWays()
-    way = found(ways, lasts_s=-5000)
-    assert ways.choose("m", "", 5) == (way, None)
+def test_a_wrong_clock_does_not_expire_a_token_at_once() -> None:
+    routes = WorkerRoutes()
+    route = found(routes, lasts_s=-5000)
+    assert routes.choose("m", "", 5) == (route, None)
 
 
 @pytest.mark.parametrize(
     ("error", "pause_s"),
-    [(Unavailable("none"), AGAIN_S), (DeadlineExceeded("late"), AGAIN_S), (Forbidden("no"), NEVER_S)],
+    [(Unavailable("none"), RETRY_S), (DeadlineExceeded("late"), RETRY_S), (Forbidden("no"), RARE_S)],
 )
-def test_where_there_is_none_it_goes_routed_for_a_while(error: PenstockError, pause_s: float) -> None:
-    ways = WorkerWays()
-    assert ways.choose("m", "", 0)[1] is not None
-    assert ways.not_found("m", "", error, 0) is None
-    assert ways.choose("m", "", pause_s - 0.1) == (None, None)
-    assert ways.choose("m", "", pause_s)[1] is not None
-    ways.not_found("m", "", error, pause_s)
-    assert ways.choose("m", "", pause_s + 1.9 * AGAIN_S) == (None, None)
+def test_without_a_worker_requests_are_routed_for_a_while(error: PenstockError, pause_s: float) -> None:
+    routes = WorkerRoutes()
+    assert routes.choose("m", "", 0)[1] is not None
+    assert routes.route_not_found("m", "", error, 0) is None
+    assert routes.choose("m", "", pause_s - 0.1) == (None, None)
+    assert routes.choose("m", "", pause_s)[1] is not None
+    routes.route_not_found("m", "", error, pause_s)
+    assert routes.choose("m", "", pause_s + 1.9 * RETRY_S) == (None, None)
 
 
-def test_auto_asks_when_a_model_is_asked_often() -> None:
-    ways = WorkerWays(is_eager=False)
-    assert [ways.choose("m", "", 0) for _ in range(AUTO_AFTER)] == [(None, None)] * AUTO_AFTER
-    assert ways.choose("m", "", 0)[1] is not None
+def test_auto_discovers_a_worker_for_frequently_used_models() -> None:
+    routes = WorkerRoutes(is_eager=False)
+    assert [routes.choose("m", "", 0) for _ in range(AUTO_AFTER)] == [(None, None)] * AUTO_AFTER
+    assert routes.choose("m", "", 0)[1] is not None
 
 
-def test_who_speaks_tls_goes_to_no_worker_that_does_not() -> None:
-    ways = WorkerWays(is_secure=True)
-    assert ways.choose("m", "", 0)[1] is not None
-    assert ways.found("m", "", told(), 0, UNIX) is None
-    assert ways.choose("m", "", 1) == (None, None)
-    assert WorkerWays(is_secure=True).found("m", "", told(is_tls=True), 0, UNIX) is not None
+def test_a_client_with_tls_uses_no_worker_without_tls() -> None:
+    routes = WorkerRoutes(is_secure=True)
+    assert routes.choose("m", "", 0)[1] is not None
+    assert routes.route_found("m", "", told(), 0, UNIX) is None
+    assert routes.choose("m", "", 1) == (None, None)
+    assert WorkerRoutes(is_secure=True).route_found("m", "", told(is_tls=True), 0, UNIX) is not None
     gateway = pb.DiscoverResponse(gateway_id="g", address="g:1")
-    assert WorkerWays().found("m", "", gateway, 0, UNIX) is None
+    assert WorkerRoutes().route_found("m", "", gateway, 0, UNIX) is None
 
 
 @pytest.mark.parametrize(
     ("error", "is_routed", "is_left", "is_avoided"),
     [
         (unreachable("w:1", "failed to connect"), True, True, True),
-        (silent("w:1"), False, True, True),
+        (unresponsive_worker("w:1"), False, True, True),
         (DeadlineExceeded("late"), False, True, True),
         (Unauthenticated("expired"), True, True, False),
         (UnknownModel("replaced"), True, True, False),
@@ -111,34 +113,36 @@ def test_who_speaks_tls_goes_to_no_worker_that_does_not() -> None:
         (EngineFailed("bad"), False, False, False),
     ],
 )
-def test_what_fails_at_a_worker(error: PenstockError, is_routed: bool, is_left: bool, is_avoided: bool) -> None:
-    ways = WorkerWays()
-    way = found(ways)
-    assert ways.failed(way, error, 0) == is_routed
-    left, question = ways.choose("m", "", AVOID_S - 1)
+def test_failures_at_a_worker_decide_whether_it_is_used_again(
+    error: PenstockError, is_routed: bool, is_left: bool, is_avoided: bool
+) -> None:
+    routes = WorkerRoutes()
+    route = found(routes)
+    assert routes.route_failed(route, error, 0) == is_routed
+    left, question = routes.choose("m", "", AVOID_S - 1)
     assert (left is None) == is_left
     if is_left:
         assert question == pb.DiscoverRequest(model="m", avoid=["w"] if is_avoided else [])
-        ways.not_found("m", "", error, 0)
-        assert ways.choose("m", "", AVOID_S + 100)[1] == pb.DiscoverRequest(model="m")
+        routes.route_not_found("m", "", error, 0)
+        assert routes.choose("m", "", AVOID_S + 100)[1] == pb.DiscoverRequest(model="m")
 
 
-def test_what_may_have_run_is_repeated_where_the_model_allows_it() -> None:
-    ways = WorkerWays()
-    assert ways.failed(found(ways, is_idempotent=True), silent("w:1"), 0)
+def test_a_request_that_may_have_run_is_repeated_if_the_model_allows_it() -> None:
+    routes = WorkerRoutes()
+    assert routes.route_failed(found(routes, is_idempotent=True), unresponsive_worker("w:1"), 0)
 
 
-def test_all_models_leave_a_worker_that_is_gone() -> None:
-    ways = WorkerWays()
-    way = found(ways)
-    ways.choose("n", "", 0)
-    ways.found("n", "", told(), 0, UNIX)
-    ways.failed(way, silent("w:1"), 0)
-    assert ways.choose("n", "", 1)[0] is None
+def test_all_models_leave_a_lost_worker() -> None:
+    routes = WorkerRoutes()
+    route = found(routes)
+    routes.choose("n", "", 0)
+    routes.route_found("n", "", told(), 0, UNIX)
+    routes.route_failed(route, unresponsive_worker("w:1"), 0)
+    assert routes.choose("n", "", 1)[0] is None
 
 
-def test_so_many_models_are_known() -> None:
-    ways = WorkerWays()
+def test_the_number_of_known_models_is_limited() -> None:
+    routes = WorkerRoutes()
     for number in range(MAX_MODELS + 10):
-        ways.choose(str(number), "", 0)
-    assert len(ways._sought) == MAX_MODELS
+        routes.choose(str(number), "", 0)
+    assert len(routes._models) == MAX_MODELS

@@ -27,7 +27,7 @@ def there_and_back(array: Array) -> Array:
 
 
 @pytest.mark.parametrize("datatype", sorted(NUMPY_TYPES))
-def test_every_datatype_goes_there_and_back(datatype: str) -> None:
+def test_every_datatype_round_trips(datatype: str) -> None:
     array = np.array([[0, 1, 1], [1, 0, 1]], dtype=NUMPY_TYPES[datatype])
     back = there_and_back(array)
     assert back.dtype == array.dtype
@@ -62,7 +62,7 @@ def test_a_dtype_that_no_datatype_carries_is_refused() -> None:
         encode(np.zeros(1, complex))
 
 
-def test_the_request_says_all_that_the_call_does() -> None:
+def test_the_request_contains_everything_that_the_call_specifies() -> None:
     parameters: dict[str, bool | int | float | str] = {"flag": True, "count": 3, "ratio": 0.5, "word": "w"}
     request = messages.encode_call("m", {"x": np.zeros(1)}, ["y"], "2", parameters, {})
     assert (request.model_name, request.model_version, [o.name for o in request.outputs]) == ("m", "2", ["y"])
@@ -76,7 +76,7 @@ def test_a_parameter_of_another_type_is_refused() -> None:
         messages.encode_call("m", {}, [], "", {"p": []}, {})  # type: ignore[dict-item]
 
 
-def test_what_a_server_gets_wrong_is_told() -> None:
+def test_invalid_answers_of_a_server_are_reported() -> None:
     short = pb.ModelInferResponse(
         outputs=[pb.ModelInferResponse.InferOutputTensor(name="y", datatype="FP32", shape=[2])],
         raw_output_contents=[b"\0" * 4],
@@ -88,6 +88,6 @@ def test_what_a_server_gets_wrong_is_told() -> None:
         messages.decode_outputs(short)
 
 
-def test_an_output_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(InvalidRequest, match="gave y and no 'embedding'"):
+def test_the_error_for_a_missing_output_names_the_existing_ones() -> None:
+    with pytest.raises(InvalidRequest, match="returned y, but no 'embedding'"):
         messages.pick_output({"y": np.zeros(1)}, "embedding", "m")

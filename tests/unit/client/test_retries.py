@@ -1,4 +1,4 @@
-"""Whether a call is tried again, and when: by errors, deadlines and budgets alone."""
+"""Decisions to retry a call, by errors, deadlines and budgets alone."""
 
 from random import Random
 
@@ -31,11 +31,11 @@ def test_pauses_grow_and_are_random() -> None:
         assert 0.8 * most < max(row) <= most
 
 
-def test_a_servers_hint_is_the_least_pause() -> None:
+def test_a_servers_retry_hint_is_the_minimum_pause() -> None:
     assert 2.0 <= (attempts().pause_s(hinted(2.0), 60) or 0) <= 2.1
 
 
-def test_a_hint_beyond_patience_or_deadline_is_the_callers() -> None:
+def test_a_hint_beyond_the_retry_limit_or_deadline_is_raised() -> None:
     assert attempts().pause_s(hinted(5.1), 60) is None
     assert attempts().pause_s(hinted(2.0), 2.0) is None
 
@@ -49,13 +49,13 @@ def test_a_hint_beyond_patience_or_deadline_is_the_callers() -> None:
         (WorkerLost("gone"), True, True),
     ],
 )
-def test_what_may_have_run_is_not_repeated_unless_that_does_no_harm(
+def test_a_request_that_may_have_run_is_repeated_only_if_that_is_harmless(
     error: PenstockError, is_repeatable: bool, is_tried: bool
 ) -> None:
     assert (attempts(is_repeatable=is_repeatable).pause_s(error, 60) is not None) == is_tried
 
 
-def test_one_attempt_is_no_retry() -> None:
+def test_one_attempt_means_no_retry() -> None:
     assert attempts(Retries(attempts=1)).pause_s(hinted(0), 60) is None
     assert Attempts(Retries(attempts=1), Random(7), None, is_repeatable=True).pause_s(hinted(0), 60) is None
 
@@ -71,12 +71,12 @@ def test_a_budget_is_shared_and_earned_by_answers() -> None:
     assert [budget.take() for _ in range(3)] == [True, True, False]
 
 
-def test_without_a_budget_the_deadline_alone_ends_them() -> None:
+def test_without_a_budget_only_the_deadline_ends_retries() -> None:
     patient = Attempts(Retries(attempts=2), Random(7), None, is_repeatable=True)
     assert all(patient.pause_s(hinted(0), 60) is not None for _ in range(100))
     assert patient.pause_s(hinted(0), 0) is None
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_contradictory_settings_are_refused() -> None:
     with pytest.raises(InvalidRequest):
         Retries(attempts=0)

@@ -14,6 +14,7 @@ from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError, U
 from penstock.core.tensors import Array, Tensor, from_array, to_array
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc as rpc
+from tests.stub_server import stub_serving
 
 TASKS = {"scorer": "score", "embedder": "embed", "labeller": "classify", "enlarger": "upscale"}
 Ask = Callable[..., Awaitable[Any]]
@@ -21,7 +22,7 @@ Ask = Callable[..., Awaitable[Any]]
 
 @dataclass
 class Server(rpc.GRPCInferenceServiceServicer):
-    """A text is as good as it is long."""
+    """A server that scores a text by its length."""
 
     address: str = ""
     tasks: dict[str, str] = field(default_factory=lambda: dict(TASKS))
@@ -116,17 +117,13 @@ OUTPUTS: dict[str, Callable[[dict[str, Array], pb.ModelInferRequest], list[Tenso
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     edge = Server()
-    serving = grpc.aio.server()
-    rpc.add_GRPCInferenceServiceServicer_to_server(edge, serving)
-    edge.address = f"127.0.0.1:{serving.add_insecure_port('127.0.0.1:0')}"
-    await serving.start()
-    yield edge
-    await serving.stop(0)
+    async with stub_serving(edge) as edge.address:
+        yield edge
 
 
 @pytest.fixture(params=["blocking", "async"])
 async def ask(server: Server, request: pytest.FixtureRequest) -> AsyncIterator[Ask]:
-    """Calls a method of either client by its name."""
+    """Call a method of either client by its name."""
     if request.param == "async":
         async with AsyncClient(server.address, streams=1) as client:
             yield lambda method, *given, **named: getattr(client, method)(*given, **named)
@@ -135,7 +132,7 @@ async def ask(server: Server, request: pytest.FixtureRequest) -> AsyncIterator[A
             yield lambda method, *given, **named: asyncio.to_thread(getattr(blocking, method), *given, **named)
 
 
-async def test_a_scorer_is_asked_with_pairs(server: Server, ask: Ask) -> None:
+async def test_a_scorer_receives_pairs(server: Server, ask: Ask) -> None:
     scores = await ask("score", "ab", ["a", "abcd"], "scorer")
     assert (scores.tolist(), scores.dtype) == ([-1, 2], np.float32)
     sent = {item.name: list(item.shape) for item in server.requests[0].inputs}
@@ -143,27 +140,27 @@ async def test_a_scorer_is_asked_with_pairs(server: Server, ask: Ask) -> None:
     assert (await ask("score", ["a", "ab"], ["abc", "abc"], "scorer")).tolist() == [2, 1]
 
 
-async def test_an_embedder_is_asked_for_all_texts_at_once(server: Server, ask: Ask) -> None:
+async def test_an_embedder_receives_all_texts_at_once(server: Server, ask: Ask) -> None:
     scores = await ask("score", "ab", ["ab", ""], "embedder")
     np.testing.assert_allclose(scores, [1, 1 / np.sqrt(5)], rtol=1e-6)
     (sent,) = server.requests[0].inputs
     assert (sent.name, list(sent.shape)) == ("text", [3, 1])
 
 
-async def test_ranks(ask: Ask) -> None:
+async def test_ranks_are_sorted_by_score(ask: Ask) -> None:
     documents = ["a", "abc", "b"]
     assert await ask("rerank", "", documents, model="scorer") == [(1, 3.0), (0, 1.0), (2, 1.0)]
     assert await ask("rerank", "", documents, top_n=1, model="scorer") == [(1, 3.0)]
     assert [index for index, _ in await ask("rerank", "abc", documents, model="embedder")] == [1, 0, 2]
 
 
-async def test_the_task_is_asked_for_once(server: Server, ask: Ask) -> None:
+async def test_the_models_task_is_requested_once(server: Server, ask: Ask) -> None:
     for _ in range(3):
         await ask("score", "a", ["b"], "scorer")
     assert server.asked == ["config of scorer"]
 
 
-async def test_another_model_under_the_same_name_is_found_out(server: Server, ask: Ask) -> None:
+async def test_a_different_model_under_the_same_name_is_detected(server: Server, ask: Ask) -> None:
     await ask("score", "a", ["b"], "scorer")
     server.tasks["scorer"] = "embed"
     with pytest.raises(InvalidTensor):
@@ -171,8 +168,8 @@ async def test_another_model_under_the_same_name_is_found_out(server: Server, as
     assert (await ask("score", "a", ["b"], "scorer")).tolist() == pytest.approx([1])
 
 
-async def test_models_that_cannot(server: Server, ask: Ask) -> None:
-    with pytest.raises(InvalidRequest, match="does 'upscale'"):
+async def test_unsuitable_models_are_refused(server: Server, ask: Ask) -> None:
+    with pytest.raises(InvalidRequest, match="has the task 'upscale'"):
         await ask("rerank", "a", ["b"], model="enlarger")
     with pytest.raises(UnknownModel):
         await ask("rerank", "a", ["b"], model="nobody")
@@ -181,7 +178,7 @@ async def test_models_that_cannot(server: Server, ask: Ask) -> None:
     assert server.requests == []
 
 
-async def test_classify_images_texts_and_arrays(server: Server, ask: Ask) -> None:
+async def test_images_texts_and_arrays_can_be_classified(server: Server, ask: Ask) -> None:
     assert await ask("classify", [b"1", b"2"], "labeller", top_k=1) == [[("image", 1.0)]] * 2
     assert await ask("classify", ["good"], "labeller", top_k=2) == [[("text", 1.0)] * 2]
     for _ in range(2):
@@ -191,7 +188,7 @@ async def test_classify_images_texts_and_arrays(server: Server, ask: Ask) -> Non
     assert "top_k" not in server.requests[-1].parameters
 
 
-async def test_one_text_alone_is_not_a_list_of_letters(server: Server, ask: Ask) -> None:
+async def test_one_text_is_not_treated_as_a_list_of_letters(server: Server, ask: Ask) -> None:
     with pytest.raises(InvalidRequest, match="list"):
         await ask("embed", "abc", "embedder")
     assert server.requests == []

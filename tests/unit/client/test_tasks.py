@@ -1,4 +1,4 @@
-"""Scores, ranks and labels: what is asked of a model, and what becomes of its answer."""
+"""Scores, ranks and labels: the requests to a model, and the results made of its answers."""
 
 import numpy as np
 import pytest
@@ -23,11 +23,11 @@ ONE = Pairs(["q"], ["a", "b"])
 EACH = Pairs(["q", "r"], ["a", "b"])
 
 
-def test_one_query_for_all_or_one_for_each() -> None:
+def test_one_query_serves_all_passages_or_one_each() -> None:
     assert read_pairs("q", iter(["a", "b"])) == ONE
     assert read_pairs(["q", "r"], ["a", "b"]) == EACH
     for queries in ([], ["q", "r", "s"]):
-        with pytest.raises(InvalidRequest, match="one for all, or one for each"):
+        with pytest.raises(InvalidRequest, match="give one query for all passages"):
             read_pairs(queries, ["a", "b"])
     with pytest.raises(InvalidRequest, match="no passages"):
         read_pairs("q", [])
@@ -35,17 +35,19 @@ def test_one_query_for_all_or_one_for_each() -> None:
         read_pairs("q", "a")
 
 
-def test_what_each_task_is_asked() -> None:
+def test_each_task_receives_its_inputs() -> None:
     asked = score_inputs(ONE, "score", "m")
     assert (asked["query"].tolist(), asked["passage"].tolist()) == ([["q"]], [["a"], ["b"]])
     assert score_inputs(EACH, "embed", "m")["text"].tolist() == [["q"], ["r"], ["a"], ["b"]]
-    with pytest.raises(InvalidRequest, match="'m' does 'upscale': scores need one that does 'score' or 'embed'"):
+    with pytest.raises(
+        InvalidRequest, match="'m' has the task 'upscale': scores need a model with the task 'score' or 'embed'"
+    ):
         score_inputs(ONE, "upscale", "m")
-    with pytest.raises(InvalidRequest, match="does not tell its task"):
+    with pytest.raises(InvalidRequest, match="reports no task"):
         score_inputs(ONE, "", "m")
 
 
-def test_scores_of_a_scorer_are_its_column() -> None:
+def test_scores_of_a_scorer_are_its_output_column() -> None:
     outputs = {"score": np.array([[0.5], [0.25]], np.float32)}
     assert read_scores(outputs, ONE, "score", "m").tolist() == [0.5, 0.25]
     with pytest.raises(InvalidRequest, match="no 'score'"):
@@ -54,7 +56,7 @@ def test_scores_of_a_scorer_are_its_column() -> None:
         read_scores(outputs, Pairs(["q"], ["a"]), "score", "m")
 
 
-def test_scores_of_an_embedder_are_cosines_with_ones_own_query() -> None:
+def test_scores_of_an_embedder_are_cosines_with_the_query() -> None:
     vectors = np.array([[3, 4], [0, 2], [6, 8], [3, -4]], np.float32)
     np.testing.assert_allclose(read_scores({"embedding": vectors[[0, 2, 3]]}, ONE, "embed", "m"), [1, -0.28])
     np.testing.assert_allclose(read_scores({"embedding": vectors}, EACH, "embed", "m"), [1, -0.8])
@@ -64,7 +66,7 @@ def test_scores_of_an_embedder_are_cosines_with_ones_own_query() -> None:
     np.testing.assert_allclose(read_scores({"embedding": nothing}, ONE, "embed", "m"), [0, 1], atol=1e-6)
 
 
-def test_ranks_go_down_and_equal_ones_keep_their_order() -> None:
+def test_ranks_descend_and_ties_keep_their_order() -> None:
     scores = np.array([0.5, 0.75, 0.5, -1], np.float32)
     assert rank(scores) == [(1, 0.75), (0, 0.5), (2, 0.5), (3, -1.0)]
     assert [index for index, _ in rank(np.array([0, 1] * 50))] == [*range(1, 100, 2), *range(0, 100, 2)]
@@ -87,30 +89,30 @@ def test_bytes_are_images_and_str_are_texts() -> None:
 
 
 @pytest.mark.parametrize("items", [b"image", "text", [], ["a", b"b"], [1]])
-def test_what_cannot_be_classified(items: object) -> None:
+def test_unsupported_values_cannot_be_classified(items: object) -> None:
     with pytest.raises(InvalidRequest, match="classif"):
         item_inputs(items)  # type: ignore[arg-type]
 
 
-def test_an_array_is_the_models_only_input_in_its_datatype() -> None:
+def test_an_array_becomes_the_models_only_input_in_its_datatype() -> None:
     array = np.array([[1.5, 2]])
     (name, sent), *_ = tensor_inputs(array, takes(TensorSpec("x", "FP32", (-1, 2)))).items()
     assert (name, sent.dtype.name, sent.tolist()) == ("x", "float32", [[1.5, 2]])
-    with pytest.raises(InvalidTensor, match="'x' takes INT64"):
+    with pytest.raises(InvalidTensor, match="'x' needs INT64"):
         tensor_inputs(array, takes(TensorSpec("x", "INT64", (-1, 2))))
     for specs in ([TensorSpec("image", "BYTES", (-1, 1))], [TensorSpec(name, "FP32", (-1,)) for name in "ab"], []):
-        with pytest.raises(InvalidRequest, match="no array alone"):
+        with pytest.raises(InvalidRequest, match="one array is not enough"):
             tensor_inputs(array, takes(*specs))
 
 
-def test_how_many_labels() -> None:
+def test_the_number_of_labels_is_sent_as_top_k() -> None:
     assert label_parameters(None) == {}
     assert label_parameters(3) == {"top_k": 3}
     with pytest.raises(InvalidRequest, match="top_k is 0"):
         label_parameters(0)
 
 
-def test_labels_with_their_scores() -> None:
+def test_labels_come_with_their_scores() -> None:
     names = np.array([[b"cat", "größe".encode()], [b"\xff", b"dog"]], dtype=object)
     scores = np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)
     found = read_labels({"label": names, "score": scores}, "m")

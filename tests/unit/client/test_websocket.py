@@ -22,7 +22,7 @@ WAIT_S = 10.0
 
 
 class Server:
-    """Echoes in capitals; some words mean more."""
+    """A server that echoes in capitals, and treats some words as commands."""
 
     def __init__(self) -> None:
         self.http = ""
@@ -84,14 +84,14 @@ async def test_answers_come_in_order(server: Server) -> None:
     assert server.timeout == "10000"
 
 
-async def test_one_frame_that_fails_ends_nothing(server: Server) -> None:
+async def test_one_failed_frame_ends_nothing(server: Server) -> None:
     first, second, third = await ask(server, b"a", b"bad", b"c")
     assert (first, third) == (b"A", b"C")
     assert isinstance(second, InvalidImage)
     assert second.message == "no image"
 
 
-async def test_no_more_are_on_their_way_than_the_window(server: Server) -> None:
+async def test_no_more_frames_are_in_flight_than_the_window_allows(server: Server) -> None:
     async with asyncio.timeout(WAIT_S):
         stream = stream_raw(frames(*[b"x"] * 100), "m", server.http, window=3)
         assert await anext(stream) == b"X"
@@ -106,31 +106,33 @@ async def test_no_more_are_on_their_way_than_the_window(server: Server) -> None:
     ("words", "error"),
     [([b"large"], RequestTooLarge), ([b"a", b"bye"], Unavailable)],
 )
-async def test_a_stream_that_the_server_ends(server: Server, words: list[bytes], error: type[Exception]) -> None:
+async def test_a_stream_that_the_server_ends_raises_an_error(
+    server: Server, words: list[bytes], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         await ask(server, *words)
 
 
-async def test_an_answer_that_does_not_come(server: Server) -> None:
+async def test_a_missing_answer_times_out(server: Server) -> None:
     with pytest.raises(DeadlineExceeded):
         await ask(server, b"silence", timeout_s=0.05)
 
 
-async def test_a_handshake_that_is_refused(server: Server) -> None:
+async def test_a_refused_handshake_is_reported(server: Server) -> None:
     with pytest.raises(UnknownModel, match="unknown model 'nobody'"):
         await ask(server, b"x", model="nobody")
     with pytest.raises(InvalidRequest, match="HTTP 418"):
         await ask(server, b"x", model="strange")
 
 
-async def test_a_server_that_is_not_there() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     nowhere = Server()
     nowhere.http = "127.0.0.1:1"
     with pytest.raises(Unavailable, match="is `penstock serve` running at"):
         await ask(nowhere, b"x")
 
 
-async def test_frames_that_cannot_be_had(server: Server) -> None:
+async def test_a_failing_source_of_frames_ends_the_stream(server: Server) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"a"
         raise InvalidRequest("b.png: cannot be read")

@@ -1,4 +1,4 @@
-"""The configuration: where settings come from and which win."""
+"""The configuration: sources of settings and their precedence."""
 
 from pathlib import Path
 
@@ -6,16 +6,6 @@ import pytest
 
 from penstock.core.config import WorkerSettings, load_config
 from penstock.core.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    "times",
-    [{"suspect_s": 5.0}, {"suspect_s": 3, "offline_s": 2}, {"offline_s": 10, "forget_s": 9}, {"suspect_s": 0.5}],
-)
-def test_a_worker_is_suspect_before_it_is_offline_and_forgotten_last(times: dict[str, float]) -> None:
-    assert load_config(cluster={"suspect_s": 10, "offline_s": 60, "forget_s": 60}).cluster.offline_s == 60
-    with pytest.raises(ConfigError, match=r"suspect before it is offline|greater than or equal to 1"):
-        load_config(cluster=times)
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +27,18 @@ def test_unknown_keys_are_refused_with_file_and_line(tmp_path: Path) -> None:
         load_config(file)
 
 
+def test_a_removed_setting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("triggers:\n- command: [x]\n  timeout_s: 2\n")
+    with pytest.raises(ConfigError, match=r"penstock\.yaml:3: 'triggers.timeout_s' is no longer a setting"):
+        load_config(file)
+    monkeypatch.setenv("PENSTOCK_LIMITS__MAX_KEYS", "10")
+    with pytest.raises(ConfigError, match=r"PENSTOCK_LIMITS__MAX_KEYS .*'limits.max_keys' is no longer a setting"):
+        load_config()
+
+
 def test_an_impossible_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_DATA_PLANE__BEAT_S", "-1")
+    monkeypatch.setenv("PENSTOCK_DATA_PLANE__DRAIN_S", "-1")
     with pytest.raises(ConfigError, match="PENSTOCK_DATA_PLANE"):
         load_config()
 
@@ -48,7 +48,7 @@ def test_an_impossible_flag_is_named() -> None:
         load_config(http_port=70000)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path / "none.yaml")
 
@@ -61,7 +61,7 @@ def test_loopback_needs_nothing_more(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "0", "192.0.2.1", "gpu-box", "127.0.0.1.evil.example"])
-def test_beyond_loopback_is_asked_for(host: str) -> None:
+def test_addresses_beyond_loopback_need_keys_or_insecure(host: str) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
         load_config(host=host).check_reach()
     load_config(host=host, insecure=True).check_reach()
@@ -79,13 +79,13 @@ def test_beyond_loopback_from_the_environment_or_a_file(tmp_path: Path, monkeypa
     load_config().check_reach()
 
 
-def test_several_names_in_the_environment_have_commas_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_ALLOWED_HOSTS", "penstock, penstock.svc")
     assert load_config().allowed_hosts == ("penstock", "penstock.svc")
     assert load_config(allowed_hosts=["other"]).allowed_hosts == ("other",)
 
 
-def test_what_may_be_a_secret_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_messages_contain_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text("access:\n  secret: hunter2\n")
     with pytest.raises(ConfigError, match="at least 16 characters") as of_file:
@@ -96,7 +96,7 @@ def test_what_may_be_a_secret_is_not_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "hunter2" not in f"{of_file.value}{of_environment.value}"
 
 
-def test_task_processes_share_the_cores_unless_they_are_counted() -> None:
+def test_task_processes_share_the_cores_unless_a_number_is_set() -> None:
     assert WorkerSettings().task_processes == "auto"
     assert WorkerSettings().task_process_count(1, 16) == 14
     assert WorkerSettings().task_process_count(1, 999) == 64
@@ -104,3 +104,11 @@ def test_task_processes_share_the_cores_unless_they_are_counted() -> None:
     assert WorkerSettings(task_processes=5).task_process_count(2, 4) == 5
     with pytest.raises(ConfigError, match=r"setting PENSTOCK_WORKER__TASK_PROCESSES or its flag: .*, got 0"):
         load_config(worker={"task_processes": 0})
+
+
+def test_http3_needs_an_edge_with_tls_and_clients_without_certificates() -> None:
+    tls = {"cert": "server.pem", "key": "server-key.pem", "ca": "ca.pem"}
+    assert load_config(edge_http3=True, tls=tls).edge_http3
+    for wrong in ({}, {"tls": tls, "edge": "none"}, {"tls": tls | {"client_auth": "optional"}}):
+        with pytest.raises(ConfigError, match=r"^edge_http3 needs an edge and tls\.cert"):
+            load_config(edge_http3=True, **wrong)

@@ -1,8 +1,12 @@
-"""Long error messages fit into what gRPC carries."""
+"""Error messages that fit into gRPC's metadata."""
 
 import pytest
 
-from penstock.core.error_text import TAIL_CHARS, for_clients, shorten, tail
+from penstock.core.error_text import TAIL_CHARS, for_clients, plain_cause, shorten, tail
+
+
+def test_a_file_error_is_explained_without_its_number() -> None:
+    assert plain_cause(FileNotFoundError(2, "No such file or directory", "x")) == "No such file or directory"
 
 
 @pytest.mark.parametrize("char", ["x", "%", "\n", "é", "水", "🌊", "\ud800"])
@@ -40,12 +44,12 @@ def test_the_end_of_a_long_text_is_kept() -> None:
         ("", ""),
     ],
 )
-def test_clients_are_told_neither_tracebacks_nor_where_files_are(text: str, told: str | None) -> None:
+def test_messages_for_clients_have_no_tracebacks_and_folders(text: str, told: str | None) -> None:
     wanted = text.split("\n")[0] if told is None else told or text
     assert for_clients(text) == wanted
 
 
-def test_what_clients_are_told_is_one_line_of_bounded_length() -> None:
+def test_messages_for_clients_are_one_line_of_bounded_length() -> None:
     told = for_clients(f"there is no model '{'n' * 20_000_000}': see /v2/repository/index")
     assert len(told) < 8000
     assert "\n" not in told

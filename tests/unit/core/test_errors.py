@@ -1,17 +1,17 @@
-"""The error tree: codes are unique, travel, and every one has a transport status."""
+"""The error tree: codes are unique and decodable, and each has a transport status."""
 
 from penstock.core import errors
-from penstock.gateway import statuses
+from penstock.endpoints import statuses
 
 
-def test_codes_travel_and_come_back_as_their_error() -> None:
+def test_a_code_is_decoded_to_its_error() -> None:
     for code, kind in errors.BY_CODE.items():
         back = errors.from_code(code, "why", {"field": "value"})
         assert type(back) is kind
         assert (str(back), back.fields) == ("why", {"field": "value"})
 
 
-def test_a_code_of_a_newer_peer_is_internal() -> None:
+def test_an_unknown_code_becomes_an_internal_error() -> None:
     assert isinstance(errors.from_code("from-the-future", "?", {}), errors.InternalError)
 
 

@@ -1,4 +1,4 @@
-"""Tasks and engines that packages bring: real packages on the path, good ones and broken ones."""
+"""Tasks and engines from packages: real packages on the path, valid and broken ones."""
 
 import itertools
 import sys
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, InvalidTensor
-from penstock.core.plugins import ENGINES, TASKS, Kind, check_name, load_plugin
-from penstock.models.settings import ModelSettings
+from penstock.core.plugins import ENGINES, PluginKind, check_name, load_plugin
+from penstock.models.model_yaml import ModelSettings
+from penstock.tasks.built_in import TASKS, describe_task, load_description
 
 NUMBERS = itertools.count(1)
 ENGINE = """
@@ -24,7 +25,7 @@ class Engine:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a package with one module and entry points onto the path, as pip would."""
+    """Return a function that puts a package with one module and entry points onto the path, as pip would."""
 
     def put(source: str, *entries: str, group: str = ENGINES.group) -> str:
         number = next(NUMBERS)
@@ -42,46 +43,46 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return put
 
 
-def said(kind: Kind, name: str, *arguments: object) -> str:
+def said(kind: PluginKind, name: str, *arguments: object) -> str:
     with pytest.raises(ConfigError) as caught:
         load_plugin(kind, name)(*arguments)
     return caught.value.message
 
 
-def test_a_package_brings_an_engine(install: Any) -> None:
+def test_a_package_provides_an_engine(install: Any) -> None:
     module = install(ENGINE, "mine = {module}:Engine")
     assert check_name(ENGINES, "mine") == "mine"
     assert ModelSettings(engine="mine").engine == "mine"
     made = load_plugin(ENGINES, "mine")("spec", "settings")
     assert (type(made).__module__, made.arguments) == (module, ("spec", "settings"))
-    with pytest.raises(ValueError, match="there is no task 'mine'; there are tensor, embed, "):
+    with pytest.raises(ValueError, match="unknown task 'mine'; known are tensor, embed, "):
         check_name(TASKS, "mine")
 
 
-def test_nothing_is_imported_for_a_name(install: Any) -> None:
+def test_checking_a_name_imports_nothing(install: Any) -> None:
     module = install("raise RuntimeError('imported')", "mine = {module}:Engine")
     assert check_name(ENGINES, "mine") == "mine"
     assert check_name(ENGINES, "onnx") == "onnx"
     assert module not in sys.modules
 
 
-def test_a_wrong_name_is_told_with_the_nearest(install: Any) -> None:
+def test_an_unknown_name_gets_the_nearest_as_a_hint(install: Any) -> None:
     install(ENGINE, "magic = {module}:Engine")
     with pytest.raises(
-        ValueError, match=r"there are auto, onnx, openvino, torch, tensorrt, python, genai, magic; did you mean magic\?"
+        ValueError, match=r"known are auto, onnx, openvino, torch, tensorrt, python, genai, magic; did you mean magic\?"
     ):
         check_name(ENGINES, "magi")
     with pytest.raises(ValueError, match=r"did you mean openvino\?"):
         check_name(ENGINES, "openvin")
 
 
-def test_a_built_in_name_cannot_be_taken(install: Any) -> None:
+def test_a_built_in_name_cannot_be_replaced(install: Any) -> None:
     from penstock.models.building import build_engine
 
     install("raise RuntimeError('imported')", "onnx = {module}:Engine")
     assert check_name(ENGINES, "onnx") == "onnx"
-    assert type(build_engine(Path("model.onnx"), ModelSettings(), 1)).__module__ == "penstock.engines.onnx.engine"
-    with pytest.raises(ValueError, match=r"there are auto, onnx, openvino, torch, tensorrt, python, genai$"):
+    assert type(build_engine(Path("model.onnx"), ModelSettings(), 1)).__module__ == "penstock.engines.onnx.onnx_engine"
+    with pytest.raises(ValueError, match=r"known are auto, onnx, openvino, torch, tensorrt, python, genai$"):
         check_name(ENGINES, "xyz")
 
 
@@ -93,22 +94,22 @@ def test_a_built_in_name_cannot_be_taken(install: Any) -> None:
         ("raise SystemExit(3)", "{module}:Engine", "SystemExit: 3"),
         ("", "{module}:Engine", "AttributeError"),
         ("", "nowhere_at_all:Engine", "ModuleNotFoundError"),
-        ("Engine = 3", "{module}:Engine", "is no class or function"),
-        ("Engine = None", "{module}:Engine", "is no class or function"),
+        ("Engine = 3", "{module}:Engine", "is not a class or function"),
+        ("Engine = None", "{module}:Engine", "is not a class or function"),
         ("def Engine(): ...", "{module}:Engine", "failed: TypeError"),
         ("def Engine(*_): raise OSError('no runtime')", "{module}:Engine", "failed: OSError: no runtime"),
-        ("def Engine(*_): ...", "{module}:Engine", "gave a NoneType without load, warm_up, infer, close"),
-        (ENGINE.replace("close", "end"), "{module}:Engine", "gave a Engine without close"),
+        ("def Engine(*_): ...", "{module}:Engine", "returned a NoneType without load, warm_up, infer, close"),
+        (ENGINE.replace("close", "end"), "{module}:Engine", "returned a Engine without close"),
     ],
 )
-def test_what_is_wrong_with_a_package_is_told(install: Any, source: str, point: str, reason: str) -> None:
+def test_faults_of_a_package_are_reported(install: Any, source: str, point: str, reason: str) -> None:
     install(source, f"mine = {point}")
     message = said(ENGINES, "mine", "spec", "settings")
     assert message.startswith("engine 'mine': ")
     assert reason in message
 
 
-def test_its_own_errors_go_through(install: Any) -> None:
+def test_penstocks_own_errors_are_not_wrapped(install: Any) -> None:
     install(
         "from penstock.core.errors import InvalidTensor\ndef make(*_): raise InvalidTensor('mine')",
         "mine = {module}:make",
@@ -117,22 +118,48 @@ def test_its_own_errors_go_through(install: Any) -> None:
         load_plugin(ENGINES, "mine")()
 
 
-def test_two_packages_of_one_name_are_not_guessed_between(install: Any) -> None:
+def test_two_packages_with_one_name_are_refused(install: Any) -> None:
     first = install(ENGINE, "mine = {module}:Engine")
     second = install(ENGINE, "mine = {module}:Engine")
     message = said(ENGINES, "mine")
-    assert "several packages bring it" in message
+    assert "several packages provide it" in message
     assert first in message
     assert second in message
 
 
-def test_a_task_must_be_one(install: Any) -> None:
+def test_a_packages_task_is_checked_when_it_is_built(install: Any) -> None:
     install("class Task:\n    def __init__(self, spec): ...\n", "paint = {module}:Task", group=TASKS.group)
-    assert "without signature, engine_outputs, prepare" in said(TASKS, "paint", "spec")
-    assert "no installed package brings it" in said(TASKS, "draw", "spec")
+    spec: Any = "spec"
+    with pytest.raises(ConfigError, match="without signature, engine_outputs, prepare"):
+        load_description("paint").build(spec)
+    with pytest.raises(ConfigError, match="no installed package provides it"):
+        load_description("draw")
 
 
-def test_broken_metadata_of_any_package_is_told(install: Any) -> None:
+DESCRIBED = """
+from penstock.tasks.description import TaskDescription
+
+def build(source):
+    raise OSError("no brush")
+
+PAINT = TaskDescription("colour", build, has_real_samples=False, example="penstock infer {model} -i x={text}")
+"""
+
+
+def test_a_package_may_provide_a_task_description(install: Any) -> None:
+    module = install(DESCRIBED, "paint = {module}:PAINT", group=TASKS.group)
+    assert ModelSettings(task="paint").task == "paint"
+    assert module not in sys.modules  # neither for a name nor for settings
+    assert describe_task("paint").has_real_samples
+    found = load_description("paint")
+    assert (found.name, found.has_real_samples) == ("paint", False)
+    assert found.example.startswith("penstock infer")
+    spec: Any = "spec"
+    with pytest.raises(ConfigError, match=f"task 'paint': {module}:PAINT failed: OSError: no brush"):
+        found.build(spec)
+
+
+def test_broken_metadata_of_packages_is_reported(install: Any) -> None:
     install(ENGINE, "a line that is no entry point")
     assert "entry points cannot be read" in said(ENGINES, "mine")
     assert check_name(ENGINES, "onnx") == "onnx"

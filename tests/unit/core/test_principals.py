@@ -1,9 +1,9 @@
-"""Principals: what they may do, and whom they may ask."""
+"""Principals: their scopes, and the models and blocks that they may use."""
 
 from penstock.core.principals import ANYBODY, NOBODY, PUBLIC, Principal, Scope, needs
 
 
-def test_any_of_what_is_needed_is_enough() -> None:
+def test_any_needed_scope_is_enough() -> None:
     reader = Principal("dashboards", "k1", frozenset({Scope.METRICS}))
     assert reader.may(needs(Scope.METRICS))
     assert reader.may(needs(Scope.INFERENCE, Scope.METRICS))
@@ -11,7 +11,7 @@ def test_any_of_what_is_needed_is_enough() -> None:
     assert reader.may(PUBLIC)
 
 
-def test_admin_implies_all_and_nobody_has_none() -> None:
+def test_admin_implies_all_scopes_and_nobody_has_none() -> None:
     admin = Principal("root", "k1", frozenset({Scope.ADMIN}))
     for scope in Scope:
         assert admin.may(needs(scope))
@@ -20,19 +20,19 @@ def test_admin_implies_all_and_nobody_has_none() -> None:
     assert NOBODY.may(PUBLIC)
 
 
-def test_empty_lists_allow_all_and_each_that_is_given_must_name_what_is_asked() -> None:
-    assert Principal("all").may_ask("minilm", "blk-1")
+def test_empty_lists_allow_all_and_each_other_list_must_match() -> None:
+    assert Principal("all").may_use("minilm", "blk-1")
     of_models = Principal("models", models=("mini*", "noop"))
-    assert of_models.may_ask("minilm", "blk-1")
-    assert not of_models.may_ask("Minilm", "blk-1")
-    assert not of_models.may_ask("noop2", "blk-1")
+    assert of_models.may_use("minilm", "blk-1")
+    assert not of_models.may_use("Minilm", "blk-1")
+    assert not of_models.may_use("noop2", "blk-1")
     of_both = Principal("both", models=("minilm",), blocks=("blk-a*", "blk-[xy]"))
-    assert of_both.may_ask("minilm", "blk-abc")
-    assert of_both.may_ask("minilm", "blk-x")
-    assert not of_both.may_ask("minilm", "blk-z")
-    assert not of_both.may_ask("noop", "blk-x")
-    assert of_both.is_bound
-    assert not ANYBODY.is_bound
+    assert of_both.may_use("minilm", "blk-abc")
+    assert of_both.may_use("minilm", "blk-x")
+    assert not of_both.may_use("minilm", "blk-z")
+    assert not of_both.may_use("noop", "blk-x")
+    assert of_both.is_restricted
+    assert not ANYBODY.is_restricted
 
 
 def test_a_session_belongs_to_its_key() -> None:

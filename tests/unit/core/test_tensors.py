@@ -1,4 +1,4 @@
-"""Tensors to and from arrays, for every datatype, and what is refused."""
+"""Conversion between tensors and arrays for every datatype, and refused tensors."""
 
 import ml_dtypes
 import numpy as np
@@ -63,7 +63,7 @@ def test_a_shape_larger_than_the_data_is_refused_without_counting_to_it() -> Non
         ("BYTES", (2**62, 0), b""),
     ],
 )
-def test_what_does_not_agree_is_refused(datatype: str, shape: tuple[int, ...], data: bytes) -> None:
+def test_contradictory_tensors_are_refused(datatype: str, shape: tuple[int, ...], data: bytes) -> None:
     with pytest.raises(InvalidTensor):
         check_tensor(Tensor("t", datatype, shape, data))
 
@@ -78,6 +78,6 @@ def test_empty_and_scalar_arrays() -> None:
     assert bytes(from_array("t", np.array(2, np.float32)).data) == np.float32(2).tobytes()
 
 
-def test_a_dtype_of_no_protocol_is_refused() -> None:
+def test_a_dtype_without_a_protocol_datatype_is_refused() -> None:
     with pytest.raises(InvalidTensor):
         from_array("t", np.zeros(2, np.complex64))

@@ -1,4 +1,4 @@
-"""YAML files: every fault of them with its line, and a version's file laid over the model's."""
+"""YAML files: all faults with their lines, and a version's file merged over the model's."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import examine_yaml, parse_yaml, read_yaml
 from penstock.models.folder import MODEL_ONLY, read_model_folder
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -45,7 +45,7 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
     }
 
 
-def test_faults_carry_what_they_are_about(tmp_path: Path) -> None:
+def test_faults_carry_key_file_and_line(tmp_path: Path) -> None:
     file = write(tmp_path, "model.yaml", "batching: {max_row: 3}\nengine: openvino\ninstances:\n  device: cuda\n")
     _, found = examine_yaml(file, ModelSettings)
     at = {"file": str(file), "reason": "unknown_key", "line": "1", "key": "batching.max_row", "suggestion": "max_rows"}
@@ -53,7 +53,7 @@ def test_faults_carry_what_they_are_about(tmp_path: Path) -> None:
     assert found[1].fields == {"file": str(file), "reason": "invalid_value", "line": "4", "key": "instances.device"}
 
 
-def test_what_the_file_says_beside_its_faults_is_kept(tmp_path: Path) -> None:
+def test_valid_settings_of_a_faulty_file_are_kept(tmp_path: Path) -> None:
     file = write(tmp_path, "model.yaml", "task: embed\nsize: 3\nbatching: {max_rows: 0, max_tokens: 9}\n")
     settings, found = examine_yaml(file, ModelSettings)
     assert len(found) == 2
@@ -64,23 +64,24 @@ def test_what_the_file_says_beside_its_faults_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("instances: {count: many}\n", "instances.count: must be a valid integer, .* or 'auto', got 'many'"),
+        ("instances: {count: many}\n", "instances.count: must be a whole number or 'auto', got 'many'"),
+        ("instances: two\n", "instances: must be a section with some of the keys count, device, threads, got 'two'"),
         ("python:\n  inputs:\n    - {name: X, shape: [1]}\n", "python.inputs.0.datatype is missing"),
         ("upscale: {tile: 32, overlap: 16}\n", "upscale.overlap must be less than half of upscale.tile"),
-        ("priorities: {levels: 2, default: 3}\n", "priorities: level 3 is beyond levels: 2"),
+        ("priorities: {levels: 2, default: 3}\n", "priorities: level 3 does not exist"),
         (
             "priorities:\n  levels: 2\n  by_level:\n    1: {max_queue: 0}\n",
             "priorities.by_level.1.max_queue: must be gre",
         ),
-        ("xyz: 1\n", "unknown key 'xyz'; known here: batching, cache, "),
+        ("xyz: 1\n", "unknown key 'xyz'; known keys: batching, cache, "),
     ],
 )
-def test_faults_in_plain_words(tmp_path: Path, text: str, message: str) -> None:
+def test_messages_of_faults(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_yaml(write(tmp_path, "model.yaml", text), ModelSettings)
 
 
-def test_a_fault_of_two_keys_is_found_beside_others(tmp_path: Path) -> None:
+def test_a_conflict_of_two_keys_is_found_beside_other_faults(tmp_path: Path) -> None:
     found = faults(write(tmp_path, "model.yaml", "size: 3\nengine: onnx\nprecision: bf16\n"))
     assert [(kind, line) for kind, line, _ in found] == [("unknown_key", 1), ("invalid_value", 3)]
 
@@ -93,7 +94,7 @@ def test_a_fault_of_two_keys_is_found_beside_others(tmp_path: Path) -> None:
         "engine: python\npython: {inputs: none, outputs: none}\n",
     ],
 )
-def test_what_follows_from_a_fault_is_no_fault_of_its_own(tmp_path: Path, text: str) -> None:
+def test_consequences_of_a_fault_are_not_reported(tmp_path: Path, text: str) -> None:
     messages = [message for _, _, message in faults(write(tmp_path, "model.yaml", text))]
     assert not [message for message in messages if "needs" in message], messages
 
@@ -107,7 +108,7 @@ def over(folder: Path, base: str, text: str) -> list[str]:
     return [fault.message.removeprefix(f"{folder}/") for fault in found]
 
 
-def test_a_version_differs_key_by_key(tmp_path: Path) -> None:
+def test_a_version_overrides_single_keys(tmp_path: Path) -> None:
     base = write(tmp_path, "model.yaml", "engine: openvino\nbatching: {max_rows: 4, max_tokens: 64}\ntags: [a]\n")
     version = write(tmp_path, "version.yaml", "engine: torch\nbatching: {max_rows: 8}\n")
     found = read_yaml(version, ModelSettings, base, MODEL_ONLY)
@@ -132,9 +133,13 @@ def test_an_empty_version_changes_nothing(tmp_path: Path) -> None:
             "version.yaml:2: instances.count: must be greater than",
         ),
         ("task: tensor\n", "python: {inputs: [{name: X}]}\n", "version.yaml:1: python.inputs.0.datatype is missing"),
-        ("batching: {max_rows: 3}\n", "batching: 7\n", "version.yaml:1: batching: must be a valid dictionary"),
-        ("engine: openvino\n", "a: 1\ntask: embed\n", "version.yaml:2: 'task' is a matter of model.yaml, for all"),
-        ("engine: openvino\n", "versions: all\n", "version.yaml:1: 'versions' is a matter of model.yaml"),
+        (
+            "batching: {max_rows: 3}\n",
+            "batching: 7\n",
+            "version.yaml:1: batching: must be a section with some of the keys max_delay_ms",
+        ),
+        ("engine: openvino\n", "a: 1\ntask: embed\n", "version.yaml:2: 'task' may only be set in model.yaml, for all"),
+        ("engine: openvino\n", "versions: all\n", "version.yaml:1: 'versions' may only be set in model.yaml"),
         ("precision: bf16\nengine: openvino\n", "engine: onnx\n", "version.yaml:1: precision bf16 needs engine: open"),
         ("batching: {max_rows: 0}\n", "engine: onnx\n", "model.yaml:1: batching.max_rows: must be greater than"),
         ("task: tensor\n", "engine: [\n", "version.yaml:2: is not valid YAML"),
@@ -157,7 +162,7 @@ def test_a_folder_with_a_faulty_version_names_its_file(tmp_path: Path) -> None:
     write(folder, "model.yaml", "task: tensor\n")
     write(folder / "2", "model.onnx", "x")
     write(folder / "2", "version.yaml", "engine: onx\n")
-    with pytest.raises(ConfigError, match=r"m/2/version\.yaml:1: engine: there is no engine 'onx'.* did you mean onnx"):
+    with pytest.raises(ConfigError, match=r"m/2/version\.yaml:1: engine: unknown engine 'onx'.* did you mean onnx"):
         read_model_folder(folder)
 
 
@@ -204,7 +209,7 @@ def test_a_few_aliases_are_fine(tmp_path: Path) -> None:
     assert list(read_yaml(file, ModelSettings).tags) == parse_yaml("x: &a [a, b]\ny: *a")["y"]
 
 
-def test_a_key_is_a_name_also_where_yaml_takes_it_for_a_truth(tmp_path: Path) -> None:
+def test_keys_that_yaml_reads_as_booleans_are_names(tmp_path: Path) -> None:
     text = "triggers:\n  - on: [rollout_failed]\n    command: [/bin/true]\n"
     (trigger,) = read_yaml(write(tmp_path, "penstock.yaml", text), Config).triggers
     assert trigger.on == ("rollout_failed",)

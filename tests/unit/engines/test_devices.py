@@ -1,4 +1,4 @@
-"""Where a file runs and in what precision: what is chosen, what is refused, what is told."""
+"""The device and the precision that a file runs in: the choice, refusals, and what is reported."""
 
 import logging
 from pathlib import Path
@@ -14,9 +14,9 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Array
-from penstock.engines.base import EngineSpec
-from penstock.engines.onnx import engine as onnx_engine
-from penstock.engines.onnx.engine import CPU, PROVIDERS, OnnxEngine
+from penstock.engines.engine_protocols import EngineSpec
+from penstock.engines.onnx import onnx_engine
+from penstock.engines.onnx.onnx_engine import CPU, PROVIDERS, OnnxEngine
 
 WIDTH = 64
 HAS_CUDA = PROVIDERS["cuda"] in ort.get_available_providers() and Path("/dev/nvidiactl").exists()
@@ -26,7 +26,7 @@ X: Array = np.random.default_rng(1).standard_normal((8, WIDTH)).astype(np.float3
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Two layers in FP32."""
+    """Return a file of two layers in FP32."""
     rng = np.random.default_rng(7)
     weights = [rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8 for _ in range(2)]
     nodes = [
@@ -48,7 +48,7 @@ def fp16(file: Path) -> Path:
 
 @pytest.fixture
 def int8(file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)  # the quantizer gives advice there
+    monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)  # the quantizer logs advice here
     target = file.with_name("int8.onnx")
     quantize_dynamic(file, target, weight_type=QuantType.QInt8)
     return target
@@ -83,26 +83,26 @@ def providers(engine: OnnxEngine) -> list[list[str]]:
 # --- devices
 
 
-def test_the_cpu_is_what_runs_where_nothing_else_is_asked_for(file: Path) -> None:
+def test_the_cpu_is_used_unless_another_device_is_configured(file: Path) -> None:
     engine = OnnxEngine(EngineSpec(file, "auto", 1, 2))
     assert engine.load().device == "cpu"
     assert providers(engine) == [[CPU], [CPU]]
 
 
-def test_instances_of_several_threads_have_a_session_each(file: Path) -> None:
+def test_instances_of_several_threads_have_their_own_sessions(file: Path) -> None:
     engine = on("cpu", file, threads=2)
     engine.load()
     assert providers(engine) == [[CPU], [CPU]]
 
 
 @pytest.mark.skipif(HAS_CUDA or HAS_COREML, reason="has a GPU")
-def test_auto_is_the_cpu_where_there_is_no_gpu(file: Path) -> None:
+def test_auto_means_the_cpu_on_a_machine_without_a_gpu(file: Path) -> None:
     assert on("auto", file).load().device == "cpu"
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="has an NVIDIA GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_no_cuda_is_an_error_that_says_what_to_install(file: Path, device: str) -> None:
+def test_a_missing_cuda_is_an_error_that_names_the_package(file: Path, device: str) -> None:
     with pytest.raises(
         ConfigError,
         match=rf"instances\.device {device}: .*pip install 'penstock-serve\[cuda\]'; pip install .*onnxruntime-gpu",
@@ -111,13 +111,13 @@ def test_no_cuda_is_an_error_that_says_what_to_install(file: Path, device: str) 
 
 
 @pytest.mark.skipif(HAS_COREML, reason="has CoreML")
-def test_no_coreml_is_an_error_that_says_what_is_needed(file: Path) -> None:
+def test_a_missing_coreml_is_an_error_that_names_the_requirements(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"instances\.device mps: .*macOS"):
         on("mps", file).load()
 
 
-def test_a_device_that_takes_no_operation_is_no_device(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every ONNX Runtime for Linux has a provider that runs none of these: it leaves all to the CPU."""
+def test_a_device_that_supports_no_operation_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a provider of every ONNX Runtime for Linux that supports none of these operations."""
     idle = "AzureExecutionProvider"
     if idle not in ort.get_available_providers():
         pytest.skip("this ONNX Runtime has no idle provider")
@@ -127,7 +127,7 @@ def test_a_device_that_takes_no_operation_is_no_device(file: Path, monkeypatch: 
         on("mps", file).load()
 
 
-def test_auto_goes_on_where_a_device_fails(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_falls_back_to_the_cpu_if_a_device_fails(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     idle = "AzureExecutionProvider"
     if idle not in ort.get_available_providers():
         pytest.skip("this ONNX Runtime has no idle provider")
@@ -139,7 +139,7 @@ def test_auto_goes_on_where_a_device_fails(file: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="needs an NVIDIA GPU")
-def test_cuda_gives_what_the_cpu_gives(file: Path, fp16: Path) -> None:
+def test_cuda_results_equal_those_of_the_cpu(file: Path, fp16: Path) -> None:
     for device in ("cuda", "cuda:0", "auto"):
         engine = on(device, fp16)
         signature = engine.load()
@@ -154,7 +154,7 @@ def test_cuda_gives_what_the_cpu_gives(file: Path, fp16: Path) -> None:
 # --- precision
 
 
-def test_an_fp16_file_says_so_and_answers_as_its_fp32(file: Path, fp16: Path) -> None:
+def test_an_fp16_file_is_recognized_and_answers_like_its_fp32(file: Path, fp16: Path) -> None:
     assert on("cpu", file).load().precision == "fp32"
     assert on("cpu", fp16).load().precision == "fp16"
     expected, found = answer(file), answer(fp16)
@@ -163,12 +163,12 @@ def test_an_fp16_file_says_so_and_answers_as_its_fp32(file: Path, fp16: Path) ->
     assert not np.array_equal(found, expected)
 
 
-def test_an_int8_file_says_so(file: Path, int8: Path) -> None:
+def test_an_int8_file_is_recognized(file: Path, int8: Path) -> None:
     assert on("cpu", int8).load().precision == "int8"
     assert least_cosine(answer(int8), answer(file)) > 0.99
 
 
-def test_most_of_the_weights_decide(tmp_path: Path) -> None:
+def test_the_precision_is_that_of_most_weights(tmp_path: Path) -> None:
     values = [helper.make_tensor_value_info(name, T.FLOAT16, ["batch", WIDTH]) for name in ("x", "y")]
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -183,7 +183,7 @@ def test_most_of_the_weights_decide(tmp_path: Path) -> None:
     assert on("cpu", path).load().precision == "fp16"
 
 
-def test_weights_beside_the_file_count(fp16: Path) -> None:
+def test_weights_in_a_separate_file_count(fp16: Path) -> None:
     beside = fp16.with_name("beside.onnx")
     onnx.save(onnx.load(fp16), beside, save_as_external_data=True, location="weights", size_threshold=0)
     assert beside.stat().st_size < 2 * WIDTH * WIDTH
@@ -191,13 +191,13 @@ def test_weights_beside_the_file_count(fp16: Path) -> None:
 
 
 @pytest.mark.parametrize(("datatype", "precision"), [(T.FLOAT16, "fp16"), (T.DOUBLE, "fp64"), (T.INT64, "fp32")])
-def test_a_file_without_weights_is_what_it_takes(tmp_path: Path, datatype: int, precision: str) -> None:
+def test_a_file_without_weights_has_the_precision_of_its_inputs(tmp_path: Path, datatype: int, precision: str) -> None:
     values = [helper.make_tensor_value_info(name, datatype, ["batch", 4]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
     assert on("cpu", save(tmp_path / "m.onnx", graph)).load().precision == precision
 
 
-def test_the_runtime_s_own_format_is_served_and_taken_for_fp32(file: Path) -> None:
+def test_ort_files_are_served_and_treated_as_fp32(file: Path) -> None:
     target = file.with_name("model.ort")
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(target)
@@ -207,7 +207,9 @@ def test_the_runtime_s_own_format_is_served_and_taken_for_fp32(file: Path) -> No
     assert np.allclose(answer(target), answer(file), atol=1e-6)
 
 
-def test_openvino_tells_what_runs_not_what_the_file_is_in(fp16: Path) -> None:
-    from penstock.engines.openvino.engine import OpenVinoEngine  # not with the rest: a GPU's machine may be without it
+def test_openvino_reports_the_precision_that_runs_instead_of_the_files(fp16: Path) -> None:
+    from penstock.engines.openvino.openvino_engine import (
+        OpenVinoEngine,  # not at the top: a GPU's machine may not have the package
+    )
 
     assert OpenVinoEngine(EngineSpec(fp16, "fp32", 1, 1)).load().precision == "fp32"

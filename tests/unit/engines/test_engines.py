@@ -1,4 +1,4 @@
-"""Both engines on the same files, for every datatype, and what they refuse."""
+"""Both engines on the same files: every datatype, and the refusals."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from onnx import helper
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.tensors import NUMPY_TYPES
-from penstock.engines.base import Engine, EngineSpec
-from penstock.engines.onnx import engine as engine_module
-from penstock.engines.onnx.engine import OnnxEngine
-from penstock.engines.openvino.engine import OpenVinoEngine
+from penstock.engines.engine_protocols import Engine, EngineSpec
+from penstock.engines.onnx import onnx_engine as engine_module
+from penstock.engines.onnx.onnx_engine import OnnxEngine
+from penstock.engines.openvino.openvino_engine import OpenVinoEngine
 
 ENGINES = [OnnxEngine, OpenVinoEngine]
 ONNX_TYPES = {
@@ -55,12 +55,12 @@ def load(kind: type, file: Path, precision: str = "fp32", instances: int = 2) ->
 
 @pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("datatype", sorted(NUMPY_TYPES))
-def test_identity_of_every_datatype(tmp_path: Path, kind: type, datatype: str) -> None:
+def test_the_identity_network_returns_every_datatype(tmp_path: Path, kind: type, datatype: str) -> None:
     engine = load(kind, identity(tmp_path, datatype))
     signature = engine.load()
     assert (signature.inputs[0].datatype, signature.inputs[0].shape) == (datatype, (-1, 4))
     array = np.arange(8).reshape(2, 4).astype(NUMPY_TYPES[datatype])
-    read_only = np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)  # as it comes off the wire
+    read_only = np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)  # like a tensor received from the wire
     for instance in (0, 1):
         (found,) = engine.infer(instance, {"x": read_only}, ["y"])
         assert found.dtype == array.dtype
@@ -68,7 +68,7 @@ def test_identity_of_every_datatype(tmp_path: Path, kind: type, datatype: str) -
     engine.close()
 
 
-def test_texts_go_through_onnx_runtime(tmp_path: Path) -> None:
+def test_onnx_runtime_accepts_texts(tmp_path: Path) -> None:
     engine = load(OnnxEngine, identity(tmp_path, "BYTES"))
     engine.load()
     array = np.array([["é".encode(), b"b", b"", b"d"]], dtype=object)
@@ -78,7 +78,7 @@ def test_texts_go_through_onnx_runtime(tmp_path: Path) -> None:
         engine.infer(0, {"x": np.array([[b"\xff", b"", b"", b""]], dtype=object)}, [])
 
 
-def test_texts_are_refused_by_openvino_with_advice(tmp_path: Path) -> None:
+def test_openvino_refuses_texts_with_advice(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="engine: onnx"):
         load(OpenVinoEngine, identity(tmp_path, "BYTES")).load()
 
@@ -93,7 +93,7 @@ def test_a_result_survives_the_next_run(tmp_path: Path, kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_broken_file_says_so(tmp_path: Path, kind: type) -> None:
+def test_a_broken_file_is_reported(tmp_path: Path, kind: type) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(b"not a model")
     with pytest.raises(ConfigError, match=str(file)):
@@ -101,7 +101,7 @@ def test_a_broken_file_says_so(tmp_path: Path, kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_model_that_fails_on_an_input_says_so(tmp_path: Path, kind: type) -> None:
+def test_a_model_that_fails_on_an_input_reports_the_reason(tmp_path: Path, kind: type) -> None:
     shape = helper.make_node("Constant", [], ["s"], value=helper.make_tensor("s", T.INT64, [2], [3, 5]))
     file = save(tmp_path / "model.onnx", [shape, helper.make_node("Reshape", ["x", "s"], ["y"])], T.FLOAT, "width")
     engine = load(kind, file)
@@ -112,7 +112,7 @@ def test_a_model_that_fails_on_an_input_says_so(tmp_path: Path, kind: type) -> N
     assert found.shape == (3, 5)
 
 
-def test_bf16_is_what_auto_means_where_the_processor_has_it(tmp_path: Path) -> None:
+def test_auto_means_bf16_on_processors_that_support_it(tmp_path: Path) -> None:
     import openvino as ov
 
     has_bf16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -130,7 +130,7 @@ def test_bf16_is_what_auto_means_where_the_processor_has_it(tmp_path: Path) -> N
         ((1, 8, 8), 2, 10_000, 1, True),
     ],
 )
-def test_threads_share_no_memory_for_what_they_compute(
+def test_threads_do_not_share_memory_for_computing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sizes: tuple[int, ...],
@@ -139,8 +139,6 @@ def test_threads_share_no_memory_for_what_they_compute(
     sessions: int,
     has_arena: bool,
 ) -> None:
-    """Unless they compute images, of which each piece would come new from the system. Weights that are large in all
-    are there once."""
     monkeypatch.setattr(engine_module, "OWN_BYTES", own_bytes)
     value = helper.make_tensor_value_info("x", T.FLOAT, ["batch", *sizes])
     answer = helper.make_tensor_value_info("y", T.FLOAT, None)

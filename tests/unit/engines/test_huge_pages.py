@@ -1,4 +1,4 @@
-"""Memory in huge pages: what is gathered, and that it is as it was."""
+"""Memory in huge pages: the blocks that are collapsed, and their unchanged content."""
 
 import mmap
 import os
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from penstock.engines import huge_pages
-from penstock.engines.huge_pages import gather, own_memory
+from penstock.engines.huge_pages import own_memory, use_huge_pages
 
 MIB = 1024 * 1024
 
 
-def test_whole_blocks_of_own_memory_are_taken() -> None:
+def test_whole_blocks_of_private_memory_are_collapsed() -> None:
     maps = [
         "7f0000001000-7f0000a00000 rw-p 00000000 00:00 0 ",
         "00c00000-01000000 rw-p 00000000 00:00 0                  [heap]",
@@ -28,23 +28,23 @@ def test_whole_blocks_of_own_memory_are_taken() -> None:
     assert list(own_memory(maps)) == [(0x7F0000200000, 0x7F0000A00000), (0xC00000, 0x1000000)]
 
 
-def test_gathered_memory_is_as_it_was() -> None:
+def test_collapsed_memory_is_unchanged() -> None:
     before_mib = _huge_mib()
     with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         wanted = np.random.default_rng(0).integers(0, 255, len(memory), np.uint8)
         memory[:] = wanted.tobytes()
-        gather()
+        use_huge_pages()
         assert memory[:] == wanted.tobytes()
         if _can_collapse():
             assert _huge_mib() - before_mib >= 32
 
 
-def test_where_it_cannot_look_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_happens_if_the_kernel_hides_the_memory_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huge_pages, "_PROCESS", tmp_path)
-    gather()
+    use_huge_pages()
     (tmp_path / "pagemap").write_bytes(b"short")
     (tmp_path / "maps").write_text("00c00000-01000000 rw-p 00000000 00:00 0 [heap]\n")
-    gather()
+    use_huge_pages()
 
 
 def _huge_mib() -> int:

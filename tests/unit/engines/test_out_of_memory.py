@@ -1,8 +1,8 @@
-"""How runtimes say that a device's memory has run out."""
+"""Errors of runtimes for a device that ran out of memory."""
 
 import pytest
 
-from penstock.engines.out_of_memory import out_of_memory
+from penstock.engines.out_of_memory import as_out_of_memory
 
 TORCH = (
     "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1.25 GiB is "
@@ -17,16 +17,16 @@ ARENA = (
 @pytest.mark.parametrize(
     ("said", "fields", "words"),
     [
-        (TORCH, (str(int(20.5 * 2**30)), str(int(1.25 * 2**30))), "20.5 GiB more were asked for, 1.2 GiB were free"),
-        (ARENA, ("4096", None), "4 KiB more were asked for"),
+        (TORCH, (str(int(20.5 * 2**30)), str(int(1.25 * 2**30))), "20.5 GiB more were requested, 1.2 GiB were free"),
+        (ARENA, ("4096", None), "4 KiB more were requested"),
         ("CUDA failure 2: out of memory ; GPU=0 ; hostname=h", (None, None), ""),
         ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", (None, None), ""),
         ("IExecutionContext: Error Code 2: OutOfMemory (no further information)", (None, None), ""),
         ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.", ("99", None), "99 B"),
     ],
 )
-def test_what_they_say_is_understood(said: str, fields: tuple[str | None, str | None], words: str) -> None:
-    found = out_of_memory(RuntimeError(said), "cuda:0")
+def test_out_of_memory_errors_are_recognized(said: str, fields: tuple[str | None, str | None], words: str) -> None:
+    found = as_out_of_memory(RuntimeError(said), "cuda:0")
     assert found is not None
     assert (found.fields.get("needed_bytes"), found.fields.get("free_bytes")) == fields
     assert found.message.startswith("cuda:0 is out of memory")
@@ -36,6 +36,6 @@ def test_what_they_say_is_understood(said: str, fields: tuple[str | None, str | 
 
 
 @pytest.mark.parametrize("said", ["CUDA error: device-side assert triggered", "shape mismatch", ""])
-def test_other_failures_are_no_lack_of_memory(said: str) -> None:
-    assert out_of_memory(said, "cuda:0") is None
-    assert out_of_memory(ValueError(said), "cuda:0") is None
+def test_other_errors_are_not_treated_as_out_of_memory(said: str) -> None:
+    assert as_out_of_memory(said, "cuda:0") is None
+    assert as_out_of_memory(ValueError(said), "cuda:0") is None

@@ -1,4 +1,4 @@
-"""Two results against each other: what the noise hides is not called a difference."""
+"""Comparison of two results: differences within noise are not called differences."""
 
 import random
 
@@ -15,7 +15,7 @@ def verdicts(a: Results, b: Results) -> dict[str, tuple[str, str]]:
     return {case.case: (case.throughput.verdict, case.p99.verdict) for case in compare(a, b).cases}
 
 
-def test_a_difference_beyond_the_noise_is_called_one_in_its_direction() -> None:
+def test_a_difference_beyond_noise_is_reported_with_its_direction() -> None:
     a = make_results({ONE: [100, 102, 98], EIGHT: [400, 404, 396]}, {ONE: [10, 10.2, 9.8], EIGHT: [20, 20.4, 19.6]})
     b = make_results({ONE: [150, 152, 148], EIGHT: [300, 303, 297]}, {ONE: [30, 30.6, 29.4], EIGHT: [5, 5.1, 4.9]})
     assert verdicts(a, b) == {ONE: ("better", "worse"), EIGHT: ("worse", "better")}
@@ -25,27 +25,27 @@ def test_a_difference_beyond_the_noise_is_called_one_in_its_direction() -> None:
     assert found.cases[0].p99.ratio == pytest.approx(3.0)
 
 
-def test_the_same_difference_within_the_noise_is_none() -> None:
+def test_the_same_difference_within_noise_is_not_reported() -> None:
     a = make_results({ONE: [100, 140, 70]})
     b = make_results({ONE: [150, 100, 120]})
     assert verdicts(a, b) == {ONE: ("no difference", "no difference")}
     assert not compare(a, b).has_worse
 
 
-def test_repeats_that_agree_by_chance_do_not_make_a_few_percent_a_difference() -> None:
+def test_repeats_that_agree_by_chance_do_not_make_a_few_percent_significant() -> None:
     a = make_results({ONE: [100, 100, 100]}, {ONE: [10, 10, 10]})
     b = make_results({ONE: [96, 96, 96]}, {ONE: [10.9, 10.9, 10.9]})
     assert verdicts(a, b) == {ONE: ("no difference", "no difference")}
 
 
-def test_the_noise_of_the_other_cases_counts_for_a_quiet_one() -> None:
+def test_the_noise_of_other_cases_applies_to_a_quiet_case() -> None:
     quiet = {ONE: [100, 100, 100]}, {ONE: [112, 112, 112]}
     noisy = {EIGHT: [100, 200, 50]}
     assert verdicts(*map(make_results, quiet))[ONE][0] == "better"
     assert verdicts(*(make_results({**numbers, **noisy}) for numbers in quiet))[ONE][0] == "no difference"
 
 
-def test_two_runs_of_the_same_thing_agree() -> None:
+def test_two_runs_of_the_same_system_agree() -> None:
     rng = random.Random(5)
     cases = make_cases(experiment={"batch_sizes": [1, 2, 4, 8], "concurrency_levels": list(range(1, 14))})
 
@@ -59,13 +59,13 @@ def test_two_runs_of_the_same_thing_agree() -> None:
     assert sum(change.verdict != "no difference" for change in changes) <= 2
 
 
-def test_single_repeats_tell_nothing() -> None:
+def test_single_repeats_decide_nothing() -> None:
     a, b = make_results({ONE: [100]}), make_results({ONE: [10]})
     assert verdicts(a, b) == {ONE: ("unknown", "unknown")}
     assert not compare(a, b).has_worse
 
 
-def test_other_machines_settings_and_cases_are_said() -> None:
+def test_other_machines_settings_and_cases_are_reported() -> None:
     a = make_results({ONE: [100, 101], EIGHT: [100, 101]}, machine="an old one")
     b = make_results({ONE: [100, 101]}, machine="a new one")
     b.settings = {**a.settings, "batching": {"max_rows": 4}}
@@ -74,11 +74,11 @@ def test_other_machines_settings_and_cases_are_said() -> None:
     assert (found.only_in_a, found.only_in_b) == ((EIGHT,), ())
     text = to_markdown(found)
     assert "an old one → a new one" in text
-    assert f"Measured in A alone: {EIGHT}." in text
+    assert f"Measured only in A: {EIGHT}." in text
     assert "3 standard errors" in text
 
 
-def test_variants_of_one_model_meet_by_their_load() -> None:
+def test_variants_of_one_model_are_matched_by_their_load() -> None:
     fast = make_cases(model={"precision": "int8"}, experiment={"concurrency_levels": [1, 8]})
     a = make_results({ONE: [100, 101, 99]})
     b = make_results({"minilm-onnx-int8-cpu-b1-c1": [200, 201, 199]}, cases=fast)
@@ -87,7 +87,7 @@ def test_variants_of_one_model_meet_by_their_load() -> None:
     assert case.throughput.verdict == "better"
 
 
-def test_two_variants_under_one_load_are_not_guessed_between() -> None:
+def test_two_variants_under_one_load_are_not_matched() -> None:
     both = make_cases(matrix={"precision": ["int8", "fp16"], "concurrency": [1]})
     a = make_results({ONE: [100, 101]})
     b = make_results({case.id: [200, 201] for case in both}, cases=both)
@@ -96,7 +96,7 @@ def test_two_variants_under_one_load_are_not_guessed_between() -> None:
     assert (found.only_in_a, len(found.only_in_b)) == ((ONE,), 2)
 
 
-def test_first_tokens_and_times_between_them_are_compared_where_there_are_some() -> None:
+def test_first_tokens_and_token_intervals_are_compared_if_both_have_them() -> None:
     a, b = make_results({ONE: [100, 102, 98], EIGHT: [400, 404, 396]}), make_results({ONE: [100, 101, 99]})
     assert "first token" not in to_markdown(compare(a, b))
     for results, first_ms in ((a, 80.0), (b, 160.0)):

@@ -1,4 +1,4 @@
-"""Experiment files: seed keys, inheritance, refusals with their line, and the cases that come of them."""
+"""Experiment files: documented keys, inheritance, refusals with their line, and the resulting cases."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.experiments.case_run import has_answers, thirds_agree
 from penstock.experiments.experiment import Case, Experiment, digest, expand
-from penstock.experiments.file import find_experiments, read_experiment
+from penstock.experiments.experiment_file import find_experiments, read_experiment
 from penstock.experiments.load.latencies import Latencies
-from penstock.experiments.load.process import WindowOutcome
+from penstock.experiments.load.load_process import WindowOutcome
 from penstock.experiments.results import CaseResult
 from penstock.experiments.runner import plan_turns
 from tests.measured import AS_IN_THE_SEED, make_cases, make_repeat
@@ -27,7 +27,7 @@ def cases_of(file: Path) -> list[Case]:
     return expand(read_experiment(file), lambda model: "openvino")
 
 
-def test_the_seeds_example_is_taken_as_it_is_written(tmp_path: Path) -> None:
+def test_the_documented_example_is_accepted_as_written(tmp_path: Path) -> None:
     write(
         tmp_path, "base_config.yaml", "server: {host: 0.0.0.0, port: 50051}\nexperiment: {concurrency_levels: [2, 4]}\n"
     )
@@ -44,7 +44,7 @@ def test_the_seeds_example_is_taken_as_it_is_written(tmp_path: Path) -> None:
     assert {case.unit for case in found} == {"pairs"}
 
 
-def test_pytorch_is_another_name_of_the_torch_engine_wherever_one_is_named(tmp_path: Path) -> None:
+def test_pytorch_is_an_alias_of_the_torch_engine_everywhere(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         "mine.yaml",
@@ -58,7 +58,7 @@ def test_pytorch_is_another_name_of_the_torch_engine_wherever_one_is_named(tmp_p
     }
 
 
-def test_what_a_torch_model_is_run_in_needs_no_other_engine(tmp_path: Path) -> None:
+def test_the_precision_of_a_torch_model_needs_no_other_engine(tmp_path: Path) -> None:
     file = write(tmp_path, "mine.yaml", "matrix: {precision: [bf16, fp16], device: [cpu, cuda]}\n")
     assert {case.engine for case in expand(read_experiment(file), lambda model: "torch")} == {"torch"}
 
@@ -80,10 +80,10 @@ def test_extends_null_means_no_base(tmp_path: Path) -> None:
     assert read_experiment(write(tmp_path, "b.yaml", "model: {name: srcnn}\n")).experiment.repeats == 5
 
 
-def test_a_circle_is_refused(tmp_path: Path) -> None:
+def test_a_cycle_of_extends_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "a.yaml", "extends: b.yaml\n")
     write(tmp_path, "b.yaml", "extends: a.yaml\n")
-    with pytest.raises(ConfigError, match=r"circle: a\.yaml → b\.yaml → a\.yaml"):
+    with pytest.raises(ConfigError, match=r"cycle: a\.yaml → b\.yaml → a\.yaml"):
         read_experiment(tmp_path / "a.yaml")
 
 
@@ -100,7 +100,7 @@ def test_a_circle_is_refused(tmp_path: Path) -> None:
         ("name: [\n", 2, "not valid YAML"),
     ],
 )
-def test_what_is_wrong_is_refused_with_file_and_line(tmp_path: Path, text: str, line: int, message: str) -> None:
+def test_invalid_files_are_refused_with_file_and_line(tmp_path: Path, text: str, line: int, message: str) -> None:
     file = write(tmp_path, "wrong.yaml", text)
     with pytest.raises(ConfigError) as caught:
         read_experiment(file)
@@ -115,13 +115,13 @@ def test_an_error_in_a_base_names_the_base(tmp_path: Path) -> None:
     assert (caught.value.fields["file"], caught.value.fields["line"]) == (str(base), "2")
 
 
-def test_what_contradicts_only_together_is_refused(tmp_path: Path) -> None:
+def test_contradictions_between_files_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "base_config.yaml", "model: {precision: bf16}\n")
-    with pytest.raises(ConfigError, match="with what it inherits, model: quantized: true contradicts"):
+    with pytest.raises(ConfigError, match="with inherited settings: model: quantized: true contradicts"):
         read_experiment(write(tmp_path, "a.yaml", "model: {quantized: true}\n"))
 
 
-def test_quantized_is_int8_on_a_cpu_and_fp16_on_a_gpu() -> None:
+def test_quantized_means_int8_on_a_cpu_and_fp16_on_a_gpu() -> None:
     found = make_cases(matrix={"quantized": [False, True], "device": ["cpu", "cuda", "mps"], "concurrency": [1]})
     assert [(case.device, case.precision) for case in found] == [
         ("cpu", "fp32"),
@@ -133,7 +133,7 @@ def test_quantized_is_int8_on_a_cpu_and_fp16_on_a_gpu() -> None:
     ]
 
 
-def test_a_matrix_is_every_combination_but_the_excluded() -> None:
+def test_a_matrix_has_every_combination_except_the_excluded_ones() -> None:
     matrix = {
         "engine": ["onnx", "openvino"],
         "precision": ["fp32", "bf16"],
@@ -153,28 +153,28 @@ def test_a_matrix_is_every_combination_but_the_excluded() -> None:
     assert len({case.server_id for case in found}) == 3 * 2 * 2
 
 
-def test_a_matrix_that_leaves_nothing_is_refused() -> None:
+def test_an_empty_matrix_is_refused() -> None:
     with pytest.raises(ConfigError, match="excludes every case"):
         make_cases(matrix={"engine": ["onnx"], "exclude": [{"engine": "onnx"}]})
 
 
-def test_an_id_does_not_change_with_the_rest_of_the_experiment() -> None:
+def test_a_case_id_does_not_depend_on_the_rest_of_the_experiment() -> None:
     few = make_cases(experiment={"concurrency_levels": [8]})
     many = make_cases(experiment={"concurrency_levels": [1, 8], "batch_sizes": [1, 2], "repeats": 9})
     assert {case.id for case in few} == {"minilm-onnx-fp32-cpu-b1-c8"} < {case.id for case in many}
 
 
-def test_the_hash_is_of_what_decides_the_results() -> None:
+def test_the_hash_covers_everything_that_affects_results() -> None:
     def hash_of(**sections: object) -> str:
         return digest(Experiment.model_validate(sections).settings())
 
     plain = hash_of(name="a")
     assert hash_of(name="b", description="other words", experiment={"repeats": 9}) == plain
-    assert hash_of(name="a", batching={"max_rows": 32}) != plain  # over what the model's own file says
+    assert hash_of(name="a", batching={"max_rows": 32}) != plain  # overrides the model's own file
     assert hash_of(name="a", experiment={"window_s": 1}) != plain
 
 
-def test_repeats_are_taken_in_turns_and_backwards_every_other_time() -> None:
+def test_repeats_alternate_and_every_other_round_runs_backwards() -> None:
     cases = make_cases(matrix={"precision": ["fp32", "int8"], "concurrency": [1, 2]})
     results = [CaseResult(case=case, unit="pairs") for case in cases]
     turns = plan_turns(results, 2)
@@ -186,7 +186,7 @@ def test_repeats_are_taken_in_turns_and_backwards_every_other_time() -> None:
     ]
 
 
-def test_only_what_is_left_is_taken() -> None:
+def test_only_missing_repeats_are_run() -> None:
     cases = make_cases(matrix={"precision": ["fp32", "int8"], "concurrency": [1, 2]})
     results = [CaseResult(case=case, unit="pairs") for case in cases]
     results[0].repeats = [make_repeat(1, 5.0, 1.0), make_repeat(2, 5.0, 1.0)]
@@ -199,14 +199,14 @@ def outcome(answered: int, latency_s: float = 0.01, **rejected: int) -> WindowOu
     return WindowOutcome(0.5, answered, rejected, Latencies([latency_s] * answered))
 
 
-def test_a_counted_run_ends_with_its_answers_or_when_all_is_refused() -> None:
+def test_a_counted_run_ends_after_its_answers_or_if_everything_is_refused() -> None:
     assert not has_answers([outcome(40), outcome(59)], 100)
     assert has_answers([outcome(40), outcome(60)], 100)
     assert has_answers([outcome(40), outcome(0, FULL=7)], 100)
     assert not has_answers([outcome(0)], 100)  # slow, not refused
 
 
-def test_a_counted_run_is_steady_when_its_thirds_agree() -> None:
+def test_a_counted_run_is_stable_if_its_thirds_agree() -> None:
     assert thirds_agree([outcome(10), outcome(12), outcome(11), outcome(11), outcome(12), outcome(10)])
     assert not thirds_agree([outcome(10), outcome(10), outcome(20), outcome(20), outcome(10), outcome(10)])
     assert not thirds_agree([outcome(10), outcome(10)])
@@ -223,7 +223,7 @@ def test_every_shipped_experiment_can_be_read() -> None:
         assert cases_of(file)
 
 
-def test_cases_of_a_model_that_generates_text_say_how_long_its_texts_are(tmp_path: Path) -> None:
+def test_cases_of_generating_models_have_text_lengths(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         "mine.yaml",
@@ -244,16 +244,16 @@ def test_cases_of_a_model_that_generates_text_say_how_long_its_texts_are(tmp_pat
     assert experiment.settings()["experiment"]["goodput"] == {"ttft": 500.0}
 
 
-def test_what_others_do_not_say_of_texts_is_no_setting_of_theirs() -> None:
+def test_cases_of_other_models_have_no_text_lengths() -> None:
     assert not {"prompt_tokens", "output_tokens", "stream", "goodput"} & Experiment().settings()["experiment"].keys()
 
 
-def test_an_open_loop_has_rates_in_place_of_callers() -> None:
+def test_an_open_loop_has_rates_instead_of_concurrency() -> None:
     cases = make_cases(experiment={"request_rates": [0.5, 20]})
     assert [(case.id[-7:], case.concurrency, case.rate) for case in cases] == [
         ("b1-r0.5", 0, 0.5),
         ("-b1-r20", 0, 20.0),
     ]
     assert [case.rate for case in make_cases(matrix={"rate": [3]})] == [3.0]
-    with pytest.raises(ConfigError, match="say one of them"):
+    with pytest.raises(ConfigError, match="set one of them"):
         make_cases(experiment={"request_rates": [1]}, matrix={"concurrency": [1]})

@@ -1,4 +1,4 @@
-"""A model alone on a device: milliseconds a frame."""
+"""A model alone on a device: milliseconds per frame."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def invoke(*arguments: str) -> str:
     return result.output
 
 
-def test_each_batch_size_has_its_milliseconds_a_frame(model: Path) -> None:
+def test_each_batch_size_has_its_milliseconds_per_frame(model: Path) -> None:
     found = json.loads(invoke(str(model), "--device", "cpu", "--batch-sizes", "1:4:*2", *QUICK, "--json"))
     assert (found["model"], found["device"], found["engine"], found["device_memory_bytes"]) == (
         "noop",
@@ -46,24 +46,25 @@ def test_each_batch_size_has_its_milliseconds_a_frame(model: Path) -> None:
         assert step["whole_ms_per_frame"]["p50"] > 0
 
 
-def test_the_table_says_what_ran_where(model: Path) -> None:
+def test_the_table_shows_engine_and_device(model: Path) -> None:
     shown = invoke(str(model), "--device", "cpu", "--batch-sizes", "2", *QUICK)
     assert "noop version 1: onnx fp32 on cpu" in shown
     assert "frames/s" in shown
 
 
-def test_a_size_without_memory_is_told_and_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_size_without_memory_is_reported_and_ends_the_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FrameRun(FrameBench(read_model_folder(model), "cpu", [1, 2, 4], window_s=0.0, warm_up_s=0.0))
     with run:
         assert run._model is not None
-        real = run._model.engine.infer
+        _, engine = run._model.batching
+        real = engine.infer
 
         def infer(instance, inputs, outputs):
             if len(next(iter(inputs.values()))) > 1:
                 raise DeviceOutOfMemory("cuda:0 is out of memory")
             return real(instance, inputs, outputs)
 
-        monkeypatch.setattr(run._model.engine, "infer", infer)
+        monkeypatch.setattr(engine, "infer", infer)
         steps = list(run.steps())
     assert [(step.batch_size, step.problem) for step in steps] == [(1, ""), (2, "cuda:0 is out of memory")]
     assert "batch_ms" not in steps[1].to_json()
@@ -72,13 +73,13 @@ def test_a_size_without_memory_is_told_and_ends_it(model: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (("--device", "cuda:0", "--rate", "5"), InvalidRequest, "without a server"),
-        (("--batch-sizes", "2"), InvalidRequest, "go with --device"),
+        (("--device", "cuda:0", "--rate", "5"), InvalidRequest, "need a server"),
+        (("--batch-sizes", "2"), InvalidRequest, "need --device"),
         (("--device", "gpu"), ConfigError, "cuda"),
         (("--device", "cuda", "--engine", "openvino"), ConfigError, "engine: onnx or torch"),
     ],
 )
-def test_what_cannot_be_measured_so_is_refused(
+def test_unsuitable_models_are_refused(
     model: Path, arguments: tuple[str, ...], error: type[PenstockError], words: str
 ) -> None:
     with pytest.raises(error, match=words):

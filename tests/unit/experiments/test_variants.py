@@ -1,4 +1,4 @@
-"""Other precisions of a model: how near they stay to FP32, and the repositories that serve them."""
+"""Other precisions of a model: their accuracy against FP32, and the repositories that serve them."""
 
 import shutil
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import BYTES, Tensor, pack_bytes
-from penstock.engines.onnx.variants import convert
+from penstock.engines.onnx.onnx_variants import convert
 from penstock.experiments.variants import Variants
 from penstock.models.building import build_engine
 from penstock.models.convert.fidelity import answer_all, compare_answers
@@ -28,7 +28,7 @@ def variants(tmp_path: Path) -> Variants:
 
 
 @pytest.mark.parametrize(("precision", "least_mean", "size"), [("int8", 0.98, 0.30), ("fp16", 0.9999, 0.55)])
-def test_a_converted_minilm_stays_near_fp32_and_is_smaller(
+def test_a_converted_minilm_is_close_to_fp32_and_smaller(
     variants: Variants, tmp_path: Path, precision: str, least_mean: float, size: float
 ) -> None:
     original = variants.original("minilm")
@@ -41,7 +41,7 @@ def test_a_converted_minilm_stays_near_fp32_and_is_smaller(
     assert found.samples == 32
     assert found.value >= least_mean
     assert found.details["cosine"]["min"] >= least_mean - 0.02
-    assert found.details["cosine"]["min"] < 1.0  # it is another file
+    assert found.details["cosine"]["min"] < 1.0  # another file
 
 
 def test_a_repository_has_the_case_and_links_its_files(variants: Variants, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_repository_has_the_case_and_links_its_files(variants: Variants, tmp_p
     assert onnx.TensorProto.FLOAT16 in half
 
 
-def test_a_conversion_is_made_once_for_one_content(variants: Variants, tmp_path: Path) -> None:
+def test_a_conversion_is_made_once_per_content(variants: Variants, tmp_path: Path) -> None:
     (case,) = make_cases(model={"name": "srcnn", "precision": "fp16"}, experiment={"concurrency_levels": [1]})
     variants.build_repository(case, tmp_path / "one")
     (made,) = (tmp_path / "cache").glob("*/*.onnx")
@@ -70,7 +70,7 @@ def test_a_conversion_is_made_once_for_one_content(variants: Variants, tmp_path:
     assert [file.stat().st_ino for file in (tmp_path / "cache").glob("*/*.onnx")] == [before]
 
 
-def test_int8_on_openvino_is_openvinos_own(variants: Variants, tmp_path: Path) -> None:
+def test_int8_on_openvino_uses_openvinos_own_conversion(variants: Variants, tmp_path: Path) -> None:
     (case,) = make_cases(
         model={"name": "srcnn", "precision": "int8", "engine": "openvino"}, experiment={"concurrency_levels": [1]}
     )
@@ -83,18 +83,18 @@ def test_int8_on_openvino_is_openvinos_own(variants: Variants, tmp_path: Path) -
     engine.close()
 
 
-def test_cases_are_made_of_the_original_where_the_newest_version_was_converted(tmp_path: Path) -> None:
+def test_cases_are_made_from_the_original_if_the_newest_version_was_converted(tmp_path: Path) -> None:
     shutil.copytree(MODELS / "srcnn", tmp_path / "srcnn")
     shutil.copytree(MODELS / "srcnn" / "1", tmp_path / "srcnn" / "2")
     variants = Variants(tmp_path, tmp_path / "cache")
     assert variants.file("srcnn") == tmp_path / "srcnn" / "2" / "model.onnx"
     (tmp_path / "srcnn" / "2" / "quantization.json").write_text('{"of_version": "1"}')
     assert variants.file("srcnn") == tmp_path / "srcnn" / "1" / "model.onnx"
-    (tmp_path / "srcnn" / "2" / "quantization.json").write_text('{"of_version": "9"}')  # gone
+    (tmp_path / "srcnn" / "2" / "quantization.json").write_text('{"of_version": "9"}')  # deleted
     assert variants.file("srcnn") == tmp_path / "srcnn" / "2" / "model.onnx"
 
 
-def test_a_file_that_is_no_model_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_invalid_model_file_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("not a model")
     with pytest.raises(ConfigError, match="is not an ONNX file"):
         convert(tmp_path / "model.onnx", tmp_path / "out" / "other.onnx", "int8")
@@ -109,19 +109,19 @@ def test_a_file_that_is_no_model_is_refused_and_leaves_nothing(tmp_path: Path) -
         ({"engine": "onnx", "precision": "bf16"}, "precision bf16 needs engine: openvino"),
     ],
 )
-def test_what_cannot_run_says_why(variants: Variants, model: dict[str, str], reason: str) -> None:
+def test_unsupported_cases_have_a_reason(variants: Variants, model: dict[str, str], reason: str) -> None:
     (case,) = make_cases(model=model, experiment={"concurrency_levels": [1]})
     assert reason in (variants.why_not(case) or "")
 
 
-def test_what_can_run_has_no_reason_against_it(variants: Variants) -> None:
+def test_supported_cases_have_no_reason(variants: Variants) -> None:
     for case in make_cases(matrix={"precision": ["fp32", "int8", "fp16"], "model": ["minilm", "srcnn", "identity"]}):
         assert variants.why_not(case) is None
 
 
-def test_data_and_engine_follow_the_model(variants: Variants) -> None:
+def test_data_and_engine_follow_from_the_model(variants: Variants) -> None:
     assert [variants.data_of(name) for name in ("minilm", "srcnn", "identity")] == ["pairs", "photos", "noop"]
-    assert variants.engine_of("minilm") in ("openvino", "onnx")  # the processor's matter
+    assert variants.engine_of("minilm") in ("openvino", "onnx")  # depends on the processor
     assert variants.engine_of("identity") == "onnx"
     with pytest.raises(ConfigError, match="no such model"):
         variants.engine_of("nowhere")

@@ -1,11 +1,11 @@
-"""What the status says of the ways in which a block runs."""
+"""The status of a block that workers run in the same way or in different ways."""
 
 from dataclasses import replace
 from typing import Any
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.settings import BlockSettings
-from penstock.gateway.catalogue import running
+from penstock.gateway.catalogue import run_details
 from penstock.router.lanes.lane import Member
 
 LANE: Any = None
@@ -18,13 +18,13 @@ def worker(name: str, *blocks: BlockDescription) -> Member:
     return Member(name.encode(), name, 1, LANE, blocks={block.block_id: block for block in blocks})
 
 
-def test_workers_that_run_a_block_alike_are_told_of_once() -> None:
+def test_workers_that_run_a_block_alike_are_listed_once() -> None:
     remembered = replace(FAST, note="it has BF16 (remembered)")
-    told = running(FAST, [worker("a", FAST), worker("b", remembered), worker("c"), worker("d", UNLOADED)])
+    told = run_details(FAST, [worker("a", FAST), worker("b", remembered), worker("c"), worker("d", UNLOADED)])
     assert told == {"platform": "openvino", "precision": "bf16", "device": "cpu", "note": "it has BF16"}
-    assert running(None, [worker("a")]) == {}
+    assert run_details(None, [worker("a")]) == {}
 
 
-def test_workers_that_differ_are_told_apart() -> None:
-    told = running(FAST, [worker("a", FAST), worker("b", PLAIN), worker("c", PLAIN)])
+def test_workers_that_run_a_block_differently_are_listed_separately() -> None:
+    told = run_details(FAST, [worker("a", FAST), worker("b", PLAIN), worker("c", PLAIN)])
     assert told["note"] == "openvino bf16 cpu on a: it has BF16; onnxruntime_onnx fp32 cpu on b: it has none"

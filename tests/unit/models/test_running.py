@@ -1,4 +1,4 @@
-"""Requests through a model without a server."""
+"""Requests to a model without a server."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 from penstock.core.tensors import Tensor, from_array, pack_bytes, to_array
 from penstock.models.folder import read_model_folder
 from penstock.models.loading import ModelFile, load_model
-from penstock.models.running import answer, cut, first_answers, infer, prepare_all
+from penstock.models.running import answer, cut_into_batches, first_answers, infer, prepare_all
 from penstock.tasks.base import Piece, TaskRequest
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -22,15 +22,15 @@ def pieces(*sizes: int, key: str = "") -> list[Piece]:
     return [Piece({}, length=size, key=key) for size in sizes]
 
 
-def test_like_lengths_are_cut_into_batches_of_at_most_so_many_rows_and_tokens() -> None:
-    assert lengths(cut(pieces(5, 1, 3, 2), 2, None)) == [[1, 2], [3, 5]]
-    assert lengths(cut(pieces(5, 1, 3, 2), 8, 6)) == [[1, 2], [3], [5]]
-    assert lengths(cut(pieces(9), 8, 6)) == [[9]], "what fits into no batch is one"
-    assert cut([], 8, None) == []
+def test_batches_of_similar_lengths_respect_rows_and_tokens() -> None:
+    assert lengths(cut_into_batches(pieces(5, 1, 3, 2), 2, None)) == [[1, 2], [3, 5]]
+    assert lengths(cut_into_batches(pieces(5, 1, 3, 2), 8, 6)) == [[1, 2], [3], [5]]
+    assert lengths(cut_into_batches(pieces(9), 8, 6)) == [[9]], "a piece larger than every batch runs alone"
+    assert cut_into_batches([], 8, None) == []
 
 
 def test_pieces_of_different_kinds_are_not_joined() -> None:
-    assert lengths(cut([*pieces(1, 1), *pieces(1, key="other")], 8, None)) == [[1], [1], [1]]
+    assert lengths(cut_into_batches([*pieces(1, 1), *pieces(1, key="other")], 8, None)) == [[1], [1], [1]]
 
 
 def test_a_decoupled_model_is_asked_for_its_first_answers() -> None:
@@ -42,7 +42,7 @@ def test_a_decoupled_model_is_asked_for_its_first_answers() -> None:
     assert [to_array(tensors[0]).tolist() for tensors in found] == [[0], [1], [2]]
 
 
-def test_an_answer_is_made_piece_by_piece() -> None:
+def test_answer_runs_piece_by_piece() -> None:
     folder = read_model_folder(MODELS / "minilm")
     (version,) = folder.versions
     request = TaskRequest([Tensor("text", "BYTES", (2,), pack_bytes(["a", "a longer text"]))], [])

@@ -1,4 +1,4 @@
-"""A model that generates text, asked without a worker."""
+"""A model that generates text, run without a worker."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.generating_bed import CHAT, Scripted, found, generate_settings, grown
 
 
 class Parrot(Scripted):
-    """Says its prompt again, and ends."""
+    """An engine that repeats its prompt once."""
 
     def add(self, number: int, generation: Generation) -> None:
         if generation.prompt.text == "silence":
@@ -33,13 +33,13 @@ def model() -> LoadedModel:
     return LoadedModel(spec, build_task(spec), Parrot())
 
 
-def test_what_generates_is_asked_for_its_whole_answer(model: LoadedModel) -> None:
+def test_generator_returns_its_whole_answer(model: LoadedModel) -> None:
     (answer,) = first_answers(model, request_of(["a", "b"]), 3)
     assert found(answer)["text_output"] == ["a!", "b!"]
 
 
-def test_what_it_refuses_and_what_it_never_says_are_errors(model: LoadedModel) -> None:
+def test_rejection_and_timeout_of_a_generator_are_errors(model: LoadedModel) -> None:
     with pytest.raises(InvalidRequest, match="no sense"):
         first_answers(model, request_of("nonsense"), 3)
-    with pytest.raises(EngineFailed, match="no token"):
+    with pytest.raises(EngineFailed, match="did not generate a token"):
         first_answers(model, request_of("silence"), 3)

@@ -1,4 +1,4 @@
-"""model.yaml edited in place: what is not changed stays to the letter, and what cannot be read is never written."""
+"""Edits of model.yaml: unchanged lines stay as they are, and invalid settings are never written."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
 from penstock.models.folder import read_model_folder
-from penstock.models.settings import ModelSettings
-from penstock.models.settings_file import REMOVED, edit_settings, edited
+from penstock.models.model_yaml import ModelSettings
+from penstock.models.settings_file import REMOVED, apply_changes, edit_settings
 from tests.servers import ROOT
 
 HAND_WRITTEN = """\
@@ -42,11 +42,11 @@ def changed_lines(before: str, after: str) -> list[str]:
 
 
 @pytest.mark.parametrize("model", ["minilm", "srcnn"])
-def test_nothing_changes_where_nothing_is_asked(model: str) -> None:
+def test_edit_without_changes_keeps_the_file(model: str) -> None:
     text = (ROOT / "models" / model / "model.yaml").read_text()
-    assert edited(text, {}) == text
+    assert apply_changes(text, {}) == text
     settings = read_yaml(ROOT / "models" / model / "model.yaml", ModelSettings)
-    assert edited(text, {"task": settings.task, "batching.max_rows": settings.batching.max_rows}) == text
+    assert apply_changes(text, {"task": settings.task, "batching.max_rows": settings.batching.max_rows}) == text
 
 
 def test_only_the_lines_of_the_changed_keys_change(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_only_the_lines_of_the_changed_keys_change(tmp_path: Path) -> None:
     assert len(file.read_text().splitlines()) == len(HAND_WRITTEN.splitlines())
 
 
-def test_a_comment_keeps_the_hand_written_value_and_comes_back_with_it(tmp_path: Path) -> None:
+def test_a_comment_keeps_the_hand_written_value_and_is_restored_with_it(tmp_path: Path) -> None:
     file = write(tmp_path / "mine")
     edit_settings(file, {"batching.max_tokens": 1024})
     edit_settings(file, {"batching.max_tokens": 512})
@@ -69,7 +69,7 @@ def test_a_comment_keeps_the_hand_written_value_and_comes_back_with_it(tmp_path:
     assert "  max_tokens: 256 # beyond it a token gets no cheaper\n" in file.read_text()
 
 
-def test_new_keys_come_before_what_follows_their_section(tmp_path: Path) -> None:
+def test_new_keys_are_inserted_before_the_next_section(tmp_path: Path) -> None:
     file = write(tmp_path / "mine")
     edit_settings(file, {"batching.max_rows": 8, "placement": "pool", "instances.count": 2, "instances.threads": 1})
     text = file.read_text()
@@ -78,7 +78,7 @@ def test_new_keys_come_before_what_follows_their_section(tmp_path: Path) -> None
     assert text.endswith("  max_length: 1_00\n\ninstances:\n  count: 2\n  threads: 1\n")
 
 
-def test_a_removed_key_is_as_it_is_by_default_and_takes_its_empty_section_along(tmp_path: Path) -> None:
+def test_removing_a_key_restores_the_default_and_removes_an_empty_section(tmp_path: Path) -> None:
     file = write(tmp_path / "mine")
     edit_settings(file, {"batching.max_tokens": None, "embed.max_length": REMOVED, "instances.count": REMOVED})
     settings = read_yaml(file, ModelSettings)
@@ -93,12 +93,12 @@ def test_a_removed_key_is_as_it_is_by_default_and_takes_its_empty_section_along(
         ({"batching.max_tokens": 0}, "model.yaml:8: batching.max_tokens"),
         ({"batching.max_token": 5}, "unknown key 'batching.max_token'"),
         ({"engine": "onnx", "precision": "bf16"}, "precision bf16 needs engine: openvino"),
-        ({"description": "yes"}, "valid string"),
+        ({"description": "yes"}, "must be text"),
     ],
 )
-def test_what_cannot_be_read_back_is_not_written(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+def test_unreadable_result_is_not_written(tmp_path: Path, changes: dict[str, object], said: str) -> None:
     file = write(tmp_path / "mine")
-    with pytest.raises(ConfigError, match="stays as it was") as caught:
+    with pytest.raises(ConfigError, match="was not changed") as caught:
         edit_settings(file, changes)
     assert said in caught.value.message
     assert ".tmp" not in caught.value.message
@@ -106,19 +106,19 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path, changes: dict[s
     assert sorted(child.name for child in file.parent.iterdir()) == ["1", "model.yaml"]
 
 
-def test_a_version_of_its_own_must_stay_readable_over_it(tmp_path: Path) -> None:
+def test_version_settings_must_stay_readable(tmp_path: Path) -> None:
     file = write(tmp_path / "mine")
     version = file.parent / "1" / "version.yaml"
     edit_settings(version, {"precision": "bf16", "batching.max_rows": 4})
     assert read_model_folder(file.parent).settings_of("1").batching.max_rows == 4
     with pytest.raises(ConfigError, match="precision bf16 needs engine"):
         edit_settings(file, {"engine": "onnx"})
-    with pytest.raises(ConfigError, match=r"version\.yaml.*'tags' is a matter of model.yaml"):
+    with pytest.raises(ConfigError, match=r"version\.yaml.*'tags' may only be set in model.yaml"):
         edit_settings(version, {"tags": ["no"]})
     assert version.read_text() == "precision: bf16\n\nbatching:\n  max_rows: 4\n"
 
 
-def test_a_link_its_mode_and_its_line_ends_stay(tmp_path: Path) -> None:
+def test_link_mode_and_line_ends_are_kept(tmp_path: Path) -> None:
     real = write(tmp_path / "mine")
     real.write_bytes(HAND_WRITTEN.replace("\n", "\r\n").encode())
     real.chmod(0o640)
@@ -131,13 +131,13 @@ def test_a_link_its_mode_and_its_line_ends_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "task: [\n", "task: embed\ntask: embed\n"])
-def test_a_file_that_is_no_settings_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_settings_file_is_rejected(tmp_path: Path, text: str) -> None:
     file = write(tmp_path / "mine", text)
     with pytest.raises(ConfigError, match=r"model\.yaml"):
         edit_settings(file, {"precision": "fp32"})
     assert file.read_text() == text
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_settings_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         edit_settings(tmp_path / "model.yaml", {"precision": "fp32"})

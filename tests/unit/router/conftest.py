@@ -1,6 +1,7 @@
-"""A dispatcher for the tests of what it says to workers."""
+"""A dispatcher for the tests of its messages to workers."""
 
 from collections.abc import AsyncIterator
+from typing import ClassVar
 
 import pytest
 
@@ -8,10 +9,15 @@ from penstock.core.config import DataPlane
 from tests.unit.router.peers import Bed
 
 
+class PatientPlane(DataPlane):
+    beat_s: ClassVar[float] = 0.05
+    silence_s: ClassVar[float] = 600.0
+
+
 @pytest.fixture
 def settings() -> DataPlane:
-    """Nobody is taken for dead here."""
-    return DataPlane(beat_s=0.05, silence_s=600.0)
+    """No worker is considered dead here."""
+    return PatientPlane()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A dispatcher, and workers that talk to it over real sockets and do only what a test has them do."""
+"""A dispatcher, and scripted workers that talk to it over real sockets."""
 
 import asyncio
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.dispatcher import Dispatcher
-from penstock.router.lanes.zmq import ZmqLane
+from penstock.router.lanes.socket_lane import SocketLane
 from penstock.telemetry.metrics import RouterMetrics
-from penstock.wire import frames
-from penstock.wire.endpoints import Endpoint
-from penstock.wire.forms import encode_description
+from penstock.wire import job_messages
+from penstock.wire.encodings import encode_description
 from penstock.wire.sockets import DealerSocket
+from penstock.wire.zmq_endpoints import Endpoint
 from tests.heard import Heard
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
@@ -45,7 +45,7 @@ def offer(described: BlockDescription, credits: int = 1, **more: object) -> pb.B
 
 
 class Peer(Heard):
-    """A worker's end of the socket: it keeps what it hears."""
+    """A worker's end of the socket, which records received messages."""
 
     def __init__(self, endpoint: str, name: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Peer(Heard):
         return (await self.get("refused"))[0].refused
 
     def send(self, **kind: object) -> None:
-        self._dealer.send(frames.encode(pb.Frame(**kind)))  # type: ignore[arg-type]
+        self._dealer.send(job_messages.encode(pb.Header(**kind)))  # type: ignore[arg-type]
 
     def send_raw(self, message: list[Buffer]) -> None:
         self._dealer.send(message)
@@ -72,17 +72,17 @@ class Peer(Heard):
         return (await self.get("welcome"))[0].welcome
 
     def say_hello(self, *offers: pb.BlockOffer, **hello: object) -> None:
-        said = {"protocol": frames.PROTOCOL, "worker_id": self.name, "host": "elsewhere", "pid": 1, **hello}
+        said = {"protocol": job_messages.PROTOCOL, "worker_id": self.name, "host": "elsewhere", "pid": 1, **hello}
         self.send(hello=pb.Hello(blocks=offers, **said))  # type: ignore[arg-type]
 
     def answer(self, job: pb.Job, is_partial: bool = False, outputs: Iterable[Tensor] = (ANSWER,)) -> None:
         timing = Timing(1, 2, 3, 4, 5)
-        encoded = frames.encode_result(job.job_id, job.attempt, list(outputs), timing, {"p": 7}, is_partial)
+        encoded = job_messages.encode_result(job.job_id, job.attempt, list(outputs), timing, {"p": 7}, is_partial)
         self._dealer.send(encoded)
 
 
 class Bed:
-    """A dispatcher that listens, with what it tells of workers and what it counts."""
+    """A listening dispatcher, with its reports of workers and its counts."""
 
     def __init__(self, folder: Path, settings: DataPlane) -> None:
         self.changes = 0
@@ -90,12 +90,11 @@ class Bed:
         self._registry = CollectorRegistry()
         metrics = RouterMetrics(self._registry)
         self.dispatcher = Dispatcher(
-            settings.max_attempts,
             metrics,
             self._on_change,
             lambda worker, blocks: self.lost.append((worker, set(blocks))),
         )
-        lane = ZmqLane("gateway-0", settings, metrics, self.dispatcher, "zone-a")
+        lane = SocketLane("gateway-0", settings, metrics, self.dispatcher, "zone-a")
         self.dispatcher.add(lane)
         self.dispatcher.start()
         self._endpoint = lane.listen(Endpoint(f"ipc://{folder}/d.ipc"))
@@ -111,7 +110,7 @@ class Bed:
         return self._peers[-1]
 
     async def worker(self, name: str = "a", *offers: pb.BlockOffer, **hello: object) -> Peer:
-        """One that has joined, with one credit for `blk` where nothing is offered."""
+        """Return a worker that has joined, with one credit for `blk` unless offers are given."""
         peer = self.peer(name)
         await peer.join(*(offers or (offer(block()),)), **hello)
         return peer
@@ -131,7 +130,7 @@ class Bed:
         await until(lambda: self.counted(name, **labels) >= count)
 
     async def stop(self) -> None:
-        """Once, also where a test has asked for it before its end."""
+        """Stop once, even if a test has stopped it before its end."""
         if not self._is_stopped:
             self._is_stopped = True
             await self.dispatcher.stop()

@@ -2,15 +2,17 @@
 
 from math import inf
 from random import Random
-from typing import get_args
+from typing import TypeVar, get_args
 
 from penstock.core.requests import InferRequest
 from penstock.core.settings import Health, Policy, Priorities, QueuePolicy, Routing
 from penstock.router.actions import Action, FailJob, Send
+from penstock.router.deadlines import Deadlines
 from penstock.router.jobs import JobTable
 from penstock.router.queues import BlockRules
 from penstock.router.slots import Job, Offer
 
+T = TypeVar("T")
 A, B, C = b"worker-a", b"worker-b", b"worker-c"
 BLOCK = "blk"
 POLICIES: tuple[str, ...] = get_args(Policy)
@@ -55,14 +57,14 @@ def rules(
 
 
 def levels(count: int, **by_level: QueuePolicy) -> Priorities:
-    """`level_2=QueuePolicy(...)` is the policy of level 2."""
+    """Return priorities; `level_2=QueuePolicy(...)` sets the policy of level 2."""
     return Priorities(
         levels=count, by_level={int(name.removeprefix("level_")): policy for name, policy in by_level.items()}
     )
 
 
 def table(declared: BlockRules | None = None, max_attempts: int = 3, seed: int = 0) -> JobTable:
-    made = JobTable(max_attempts, Random(seed).random)
+    made = JobTable(Random(seed).random, max_attempts)
     made.declare(BLOCK, declared or rules())
     return made
 
@@ -81,10 +83,13 @@ def failed(actions: list[Action]) -> list[int]:
 
 
 def next_due(jobs: JobTable) -> float | None:
-    """When the table's next tick has something to do."""
-    if jobs._switched:
+    """Return when the table's next tick has something to do."""
+    if jobs._changed_rules:
         return 0.0
-    due = [when for when, _, _, slot in jobs._ejections._probes if slot.condition and slot.condition.due == when]
-    for deadlines in (jobs._deadlines, jobs._queue_deadlines):
-        due += [when for when, job_id in deadlines._heap if deadlines._find(when, job_id) is not None]
+    due = [*times(jobs._deadlines), *times(jobs._queue_deadlines), *times(jobs._ejections._probes)]
     return min(due, default=None)
+
+
+def times(deadlines: Deadlines[T]) -> list[float]:
+    """Return the due times of all entries that still count."""
+    return [when for when, _, key in deadlines._heap if deadlines._is_current(key, when)]

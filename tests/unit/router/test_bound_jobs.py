@@ -1,4 +1,4 @@
-"""Jobs of a session whose state one worker has: that worker runs them, or nobody does."""
+"""Jobs of a session whose state is on one worker: only that worker may run them."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def two(credits: int = 1, health: Health | None = None) -> JobTable:
     return jobs
 
 
-def test_one_that_waits_for_a_worker_that_dies_fails_and_runs_nowhere() -> None:
+def test_a_job_waiting_for_a_worker_that_dies_fails() -> None:
     jobs = two()
     assert sent(jobs.submit(bound(1), 0.0)) == [(A, 1)]
     assert jobs.submit(bound(2), 0.0) == []
@@ -33,18 +33,18 @@ def test_one_that_waits_for_a_worker_that_dies_fails_and_runs_nowhere() -> None:
     assert all(isinstance(action.error, WorkerLost) for action in found if isinstance(action, FailJob))
 
 
-def test_one_that_comes_when_its_worker_is_gone_is_refused() -> None:
+def test_a_job_for_a_lost_worker_is_refused() -> None:
     jobs = two()
     jobs.leave(A, 1.0)
-    with pytest.raises(WorkerLost, match="nothing was run"):
+    with pytest.raises(WorkerLost, match="the request was not run"):
         jobs.submit(bound(1), 1.0)
-    assert sent(jobs.submit(job(2, session="s-1"), 1.0)) == [(B, 2)]  # one that starts anew
+    assert sent(jobs.submit(job(2, session="s-1"), 1.0)) == [(B, 2)]  # a job that restarts the session
 
 
-def test_one_that_is_handed_back_waits_for_its_worker_and_fails_when_that_leaves() -> None:
+def test_a_job_that_is_handed_back_waits_for_its_worker_and_fails_when_it_leaves() -> None:
     jobs = two()
     jobs.submit(bound(1), 0.0)
-    join(jobs, A, 0)  # it leaves, and takes no more
+    join(jobs, A, 0)  # it is leaving, and takes no more
     assert failed(jobs.hand_back(A, [1], 1.0)) == [1]
     again = two()
     again.submit(bound(1), 0.0)
@@ -52,7 +52,7 @@ def test_one_that_is_handed_back_waits_for_its_worker_and_fails_when_that_leaves
     assert failed(again.leave(A, 2.0)) == [1]
 
 
-def test_one_that_waits_for_a_worker_that_is_ejected_fails() -> None:
+def test_a_job_waiting_for_an_ejected_worker_fails() -> None:
     jobs = two(health=Health(failures=1))
     jobs.submit(bound(1), 0.0)
     jobs.submit(bound(2), 0.0)
@@ -61,7 +61,7 @@ def test_one_that_waits_for_a_worker_that_is_ejected_fails() -> None:
     assert sent(found) == []
 
 
-def test_others_of_the_dead_worker_go_elsewhere() -> None:
+def test_unbound_jobs_of_a_dead_worker_move_to_another() -> None:
     jobs = two()
     jobs.submit(bound(1), 0.0)
     jobs.submit(job(2, session="s-1", home=A), 0.0)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.waiting import until
+from penstock.core.blocks import BlockDescription
 from penstock.core.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -23,21 +24,22 @@ from penstock.core.errors import (
 )
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.wire import frames
+from penstock.router.answers import AnswerStream
+from penstock.wire import job_messages
 from tests.unit.router.peers import ANSWER, TENSOR, Bed, Peer, block, offer, request
 
-AHEAD = 8  # answers of a stream that may be on their way
+AHEAD = 8  # answers of a stream that may be in flight
 
 
-async def test_a_job_is_sent_and_its_result_is_the_answer(bed: Bed) -> None:
+async def test_a_job_is_sent_and_its_result_returned(bed: Bed) -> None:
     worker = await bed.worker()
     asked = InferRequest("m", [TENSOR], "1", "r", ["y"], {"k": 3}, traceparent="00-t")
     answer = bed.ask(asked=asked)
-    frame, message = await worker.get("job")
-    job = frame.job
+    header, message = await worker.get("job")
+    job = header.job
     assert (job.block_id, job.attempt, job.request_id, job.traceparent) == ("blk", 1, "r", "00-t")
-    assert (list(job.outputs), frames.parameters(job.parameters), job.response_credits) == (["y"], {"k": 3}, 0)
-    assert [bytes(tensor.data) for tensor in frames.tensors(job.inputs, message)] == [TENSOR.data]
+    assert (list(job.outputs), job_messages.parameters(job.parameters), job.response_credits) == (["y"], {"k": 3}, 0)
+    assert [bytes(tensor.data) for tensor in job_messages.tensors(job.inputs, message)] == [TENSOR.data]
     assert 0 < job.timeout_us <= 60_000_000
     assert (job.priority, job.queue_timeout_us, job.HasField("session")) == (0, 0, False)
     assert bed.dispatcher.jobs() == 1
@@ -50,14 +52,14 @@ async def test_a_job_is_sent_and_its_result_is_the_answer(bed: Bed) -> None:
     assert bed.dispatcher.queue_lengths() == {"blk": (0, 0)}
 
 
-async def test_a_job_carries_what_its_request_asks_of_the_server(bed: Bed) -> None:
+async def test_a_job_contains_the_requests_controls(bed: Bed) -> None:
     worker = await bed.worker("a", offer(block(priorities={"levels": 3})))
     asked = request()
     step = SessionStep("s", 4, is_end=True)
     asked.controls = Controls(2, 50.0, step)
     answer = bed.ask(block(priorities={"levels": 3}), asked=asked)
     job = await worker.get_job()
-    assert (job.priority, frames.session(job)) == (2, SessionStep("s", 4, is_end=True))
+    assert (job.priority, job_messages.session(job)) == (2, SessionStep("s", 4, is_end=True))
     assert 0 < job.queue_timeout_us <= 50_000_000
     assert step.home == b""
     worker.answer(job)
@@ -65,7 +67,7 @@ async def test_a_job_carries_what_its_request_asks_of_the_server(bed: Bed) -> No
     assert step.home == b"a"
 
 
-async def test_job_ids_grow_from_one_gateways_life_to_the_next(bed: Bed) -> None:
+async def test_job_ids_increase_over_restarts_of_a_gateway(bed: Bed) -> None:
     worker = await bed.worker("a", offer(block(), 2))
     bed.ask()
     bed.ask()
@@ -74,7 +76,7 @@ async def test_job_ids_grow_from_one_gateways_life_to_the_next(bed: Bed) -> None
     assert first.job_id > 1 << 60
 
 
-async def test_a_job_that_cannot_be_sent_fails_alone_and_its_credit_goes_to_the_next(bed: Bed) -> None:
+async def test_a_job_that_cannot_be_sent_fails_alone_and_its_credit_is_reused(bed: Bed) -> None:
     worker = await bed.worker()
     never = InferRequest("m", [TENSOR], "1", "r", parameters={"k": 2**64})
     assert [await outcome(bed.ask(asked=never)) for _ in range(5)] == ["internal"] * 5
@@ -90,8 +92,8 @@ async def test_a_job_that_cannot_be_sent_fails_alone_and_its_credit_goes_to_the_
     assert bed.dispatcher.jobs() == 0
 
 
-async def test_a_request_that_failed_is_let_go_at_once(bed: Bed) -> None:
-    """And not when the collector comes by, which may be many large requests later."""
+async def test_a_failed_request_is_freed_at_once(bed: Bed) -> None:
+    """The request is freed at once, not when the garbage collector runs many large requests later."""
     await bed.worker()
     never = InferRequest("m", [TENSOR], "1", "r", parameters={"k": 2**64})
     gc.disable()
@@ -103,7 +105,7 @@ async def test_a_request_that_failed_is_let_go_at_once(bed: Bed) -> None:
         gc.enable()
 
 
-async def test_the_ticker_survives_what_it_meets(bed: Bed) -> None:
+async def test_the_ticker_continues_after_exceptions(bed: Bed) -> None:
     await bed.worker()
 
     def fail(at: float) -> None:
@@ -129,14 +131,14 @@ async def test_a_failure_is_raised_with_its_code_and_fields(bed: Bed, error: Pen
     worker = await bed.worker()
     answer = bed.ask()
     job = await worker.get_job()
-    worker.send_raw(frames.encode_failure(job.job_id, job.attempt, error))
+    worker.send_raw(job_messages.encode_failure(job.job_id, job.attempt, error))
     with pytest.raises(type(error)) as raised:
         await answer
     assert (raised.value.message, raised.value.fields) == (error.message, error.fields)
     assert bed.dispatcher.jobs() == 0
 
 
-async def test_a_job_waits_for_a_credit_and_takes_the_one_that_gets_free(bed: Bed) -> None:
+async def test_a_job_waits_for_a_credit_and_takes_the_next_free_one(bed: Bed) -> None:
     worker = await bed.worker()
     first, second = bed.ask(), bed.ask()
     job = await worker.get_job()
@@ -156,7 +158,7 @@ async def test_a_full_queue_refuses_at_once(bed: Bed) -> None:
     assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
 
 
-async def test_a_result_that_comes_twice_or_names_another_attempt_is_counted_and_dropped(bed: Bed) -> None:
+async def test_a_duplicate_result_or_one_of_another_attempt_is_counted_and_dropped(bed: Bed) -> None:
     worker = await bed.worker()
     answer = bed.ask()
     job = await worker.get_job()
@@ -174,20 +176,20 @@ async def test_a_result_that_comes_twice_or_names_another_attempt_is_counted_and
     assert bed.counted("wire_errors") == 0
 
 
-async def test_a_caller_that_leaves_cancels_its_job_on_the_worker(bed: Bed) -> None:
+async def test_a_leaving_callers_job_is_cancelled_on_the_worker(bed: Bed) -> None:
     worker = await bed.worker()
     answer = bed.ask()
     job = await worker.get_job()
     answer.cancel()
-    frame, _ = await worker.get("cancel")
-    assert list(frame.cancel.job_ids) == [job.job_id]
+    header, _ = await worker.get("cancel")
+    assert list(header.cancel.job_ids) == [job.job_id]
     assert answer.cancelled()
     assert bed.dispatcher.jobs() == 0
     worker.answer(job)
     await bed.until_counted("late_replies")
 
 
-async def test_a_caller_that_leaves_while_its_job_waits_is_not_heard_of(bed: Bed) -> None:
+async def test_a_leaving_callers_waiting_job_is_dropped_silently(bed: Bed) -> None:
     worker = await bed.worker()
     first, second, third = bed.ask(), bed.ask(), bed.ask(asked=request("third"))
     job = await worker.get_job()
@@ -202,7 +204,7 @@ async def test_a_caller_that_leaves_while_its_job_waits_is_not_heard_of(bed: Bed
     await asyncio.gather(first, third)
 
 
-async def test_a_cancelled_jobs_credit_goes_to_the_next(bed: Bed) -> None:
+async def test_a_cancelled_jobs_credit_is_reused(bed: Bed) -> None:
     worker = await bed.worker()
     first, _ = bed.ask(), bed.ask(asked=request("second"))
     await worker.get_job()
@@ -211,12 +213,12 @@ async def test_a_cancelled_jobs_credit_goes_to_the_next(bed: Bed) -> None:
     assert (await worker.get_job()).request_id == "second"
 
 
-async def test_what_a_worker_hands_back_runs_elsewhere_and_costs_no_attempt(bed: Bed) -> None:
+async def test_a_job_that_is_handed_back_runs_elsewhere_without_using_an_attempt(bed: Bed) -> None:
     first = await bed.worker("a")
     answer = bed.ask()
     job = await first.get_job()
     second = await bed.worker("b")
-    first.say_hello()  # it offers nothing any more
+    first.say_hello()  # it no longer offers the block
     first.send(hand_back={"job_ids": [job.job_id, 99]})
     again = await second.get_job()
     assert (again.job_id, again.attempt) == (job.job_id, 2)
@@ -233,8 +235,8 @@ async def test_a_deadline_passes_while_a_job_runs(bed: Bed) -> None:
     job = await worker.get_job()
     with pytest.raises(DeadlineExceeded, match="while the request was running"):
         await answer
-    frame, _ = await worker.get("cancel")
-    assert list(frame.cancel.job_ids) == [job.job_id]
+    header, _ = await worker.get("cancel")
+    assert list(header.cancel.job_ids) == [job.job_id]
 
 
 async def test_a_deadline_passes_while_a_job_waits(bed: Bed) -> None:
@@ -269,7 +271,7 @@ async def test_a_retired_block_fails_what_waits_for_it(bed: Bed) -> None:
     await running
 
 
-async def test_while_workers_hold_a_block_of_different_files_it_has_no_fingerprint(bed: Bed) -> None:
+async def test_a_block_has_no_fingerprint_while_workers_hold_different_files(bed: Bed) -> None:
     old, new = replace(block(), fingerprint="old"), replace(block(), fingerprint="new")
     first = await bed.worker("a", offer(old))
     await bed.worker("b", offer(old))
@@ -281,16 +283,22 @@ async def test_while_workers_hold_a_block_of_different_files_it_has_no_fingerpri
 # --- streams
 
 
+def follow(bed: Bed, described: BlockDescription) -> AsyncGenerator[InferResponse, None]:
+    answers, asked = AnswerStream(), request()
+    asked.answers = answers
+    return answers.follow(bed.dispatcher.run(described, asked, later()))
+
+
 async def begin(
     bed: Bed, worker: Peer
 ) -> tuple[AsyncGenerator[InferResponse, None], asyncio.Future[InferResponse], pb.Job]:
-    """A stream whose caller waits for its first answer, and the job that the worker got."""
-    stream = bed.dispatcher.stream(block(), request(), later())
+    """Start a stream whose caller waits for the first answer; return both and the worker's job."""
+    stream = follow(bed, block())
     first = asyncio.ensure_future(anext(stream))
     return stream, first, await worker.get_job()
 
 
-async def test_a_stream_has_the_answers_in_order_and_asks_for_more_as_they_are_taken(bed: Bed) -> None:
+async def test_a_stream_returns_answers_in_order_and_requests_more_as_they_are_taken(bed: Bed) -> None:
     worker = await bed.worker()
     stream, first, job = await begin(bed, worker)
     assert job.response_credits == AHEAD
@@ -300,8 +308,8 @@ async def test_a_stream_has_the_answers_in_order_and_asks_for_more_as_they_are_t
     assert not worker.has("more")
     for _ in range(AHEAD // 2 - 1):
         await anext(stream)
-    frame, _ = await worker.get("more")
-    assert (frame.more.job_id, frame.more.credits) == (job.job_id, AHEAD // 2)
+    header, _ = await worker.get("more")
+    assert (header.more.job_id, header.more.credits) == (job.job_id, AHEAD // 2)
     worker.answer(job, outputs=[])
     rest = [response async for response in stream]
     assert [(found.is_final, len(found.outputs)) for found in rest] == [*[(False, 1)] * (AHEAD // 2), (True, 0)]
@@ -309,7 +317,7 @@ async def test_a_stream_has_the_answers_in_order_and_asks_for_more_as_they_are_t
     assert not worker.has("cancel")
 
 
-async def test_a_worker_that_sends_more_than_it_may_is_refused(bed: Bed) -> None:
+async def test_a_worker_that_sends_more_answers_than_allowed_is_refused(bed: Bed) -> None:
     worker = await bed.worker()
     stream, first, job = await begin(bed, worker)
     worker.answer(job, is_partial=True)
@@ -317,26 +325,26 @@ async def test_a_worker_that_sends_more_than_it_may_is_refused(bed: Bed) -> None
     for _ in range(AHEAD + 1):
         worker.answer(job, is_partial=True)
     refused = await worker.get_refused()
-    assert refused.message == "more than 8 answers of one job are ahead of its caller"
+    assert refused.message == "a worker may send at most 8 answers before the caller takes them"
     assert bed.counted("wire_errors") == 1
     worker.answer(job)
     assert len([response async for response in stream]) == AHEAD + 1
 
 
-async def test_results_that_come_together_are_taken_apart(bed: Bed) -> None:
+async def test_results_in_one_message_are_separated(bed: Bed) -> None:
     worker = await bed.worker("a", offer(block(), 2))
     stream, first, job = await begin(bed, worker)
     answer = bed.ask()
     other = await worker.get_job()
-    frame = pb.Frame()
-    results = frame.results.results
+    header = pb.Header()
+    results = header.results.results
     for _ in range(AHEAD + 2):
-        frames.add_result(results, job.job_id, 1, [TENSOR], Timing(), {"tokens": 2}, True)
-    frames.add_result(results, other.job_id, 1, [TENSOR], Timing())
-    frames.add_failure(results, job.job_id, 1, EngineFailed("it broke"))
-    worker.send_raw(frames.encode(frame))
+        job_messages.add_result(results, job.job_id, 1, [TENSOR], Timing(), {"tokens": 2}, True)
+    job_messages.add_result(results, other.job_id, 1, [TENSOR], Timing())
+    job_messages.add_failure(results, job.job_id, 1, EngineFailed("it broke"))
+    worker.send_raw(job_messages.encode(header))
     assert ((await first).parameters, (await answer).outputs) == ({"tokens": 2}, [TENSOR])
-    assert (await worker.get_refused()).message == "more than 8 answers of one job are ahead of its caller"
+    assert (await worker.get_refused()).message == "a worker may send at most 8 answers before the caller takes them"
     with pytest.raises(EngineFailed, match="it broke"):
         assert [response.outputs async for response in stream] == []
 
@@ -347,14 +355,14 @@ async def test_a_stream_that_is_closed_early_is_cancelled(bed: Bed) -> None:
     worker.answer(job, is_partial=True)
     await first
     await stream.aclose()
-    frame, _ = await worker.get("cancel")
-    assert list(frame.cancel.job_ids) == [job.job_id]
+    header, _ = await worker.get("cancel")
+    assert list(header.cancel.job_ids) == [job.job_id]
     assert bed.dispatcher.jobs() == 0
     worker.answer(job, is_partial=True)
     await bed.until_counted("late_replies")
 
 
-async def test_a_streams_caller_that_leaves_while_it_waits_cancels_it(bed: Bed) -> None:
+async def test_a_stream_is_cancelled_with_its_waiting_caller(bed: Bed) -> None:
     worker = await bed.worker()
     _, first, _ = await begin(bed, worker)
     first.cancel()
@@ -362,37 +370,37 @@ async def test_a_streams_caller_that_leaves_while_it_waits_cancels_it(bed: Bed) 
     assert bed.dispatcher.jobs() == 0
 
 
-async def test_a_stream_fails_after_the_answers_that_came_before(bed: Bed) -> None:
+async def test_a_stream_fails_after_its_earlier_answers(bed: Bed) -> None:
     worker = await bed.worker()
     stream, first, job = await begin(bed, worker)
     worker.answer(job, is_partial=True)
-    worker.send_raw(frames.encode_failure(job.job_id, job.attempt, EngineFailed("it broke")))
+    worker.send_raw(job_messages.encode_failure(job.job_id, job.attempt, EngineFailed("it broke")))
     assert not (await first).is_final
     with pytest.raises(EngineFailed, match="it broke"):
         await anext(stream)
     assert not worker.has("cancel")
 
 
-async def test_a_stream_of_which_something_was_heard_never_runs_again(bed: Bed) -> None:
+async def test_a_stream_with_answers_is_never_run_again(bed: Bed) -> None:
     first, second = await bed.worker("a"), bed.peer("b")
-    stream, heard, job = await begin(bed, first)
+    stream, answer, job = await begin(bed, first)
     first.answer(job, is_partial=True)
-    await heard
+    await answer
     await second.join(offer(block()))
     first.send(bye={})
-    with pytest.raises(WorkerLost, match="in the midst of its answer"):
+    with pytest.raises(WorkerLost, match="a partial answer cannot be resumed"):
         await anext(stream)
     assert not second.has("job")
 
 
-async def test_a_stream_is_refused_where_the_queue_is_full(bed: Bed) -> None:
+async def test_a_stream_is_refused_if_the_queue_is_full(bed: Bed) -> None:
     full = block(batching={"max_queue": 1})
     await bed.worker("a", offer(full))
     bed.ask(full)
     bed.ask(full)
     await until(lambda: bed.dispatcher.jobs() == 2)
     with pytest.raises(QueueFull):
-        await anext(bed.dispatcher.stream(full, request(), later()))
+        await anext(follow(bed, full))
     assert bed.dispatcher.jobs() == 2
 
 

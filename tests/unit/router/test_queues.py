@@ -1,4 +1,4 @@
-"""Who waits goes by level and in order; who waits too long is refused or goes to the end."""
+"""Waiting jobs are sent by level and in order; a job that waits too long is refused or moved to the end."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ DELAY = QueuePolicy(on_timeout="delay", timeout_ms=1000)
 
 
 def order(jobs: JobTable, running: int, now: float = 50.0) -> list[int]:
-    """In which what waits is sent to A, which has one credit, while its jobs end one after the other."""
+    """Return the order in which waiting jobs are sent to A, which has one credit, while its jobs end one by one."""
     found = []
     attempts = {running: jobs._jobs[running].attempt}
     while running in jobs._jobs:
@@ -29,21 +29,21 @@ def order(jobs: JobTable, running: int, now: float = 50.0) -> list[int]:
 
 
 def one_slot(priorities: Priorities, max_queue: int = 100) -> JobTable:
-    """A worker with one credit, which job 0 has."""
+    """Return a table with a worker with one credit, which job 0 has."""
     made = table(rules(max_queue=max_queue, priorities=priorities))
     join(made, A, 1)
     made.submit(job(0, 1e9), 0.0)
     return made
 
 
-def test_the_highest_level_goes_first_and_each_in_its_order() -> None:
+def test_the_highest_level_is_served_first_and_each_level_in_order() -> None:
     jobs = one_slot(levels(3))
     for n, level in enumerate([3, 1, 2, 1, 3, 2], start=1):
         jobs.submit(job(n, priority=level), 0.0)
     assert order(jobs, 0) == [2, 4, 3, 6, 1, 5]
 
 
-def test_a_level_may_have_a_bound_of_its_own() -> None:
+def test_a_level_can_have_its_own_limit() -> None:
     jobs = one_slot(levels(2, level_2=QueuePolicy(max_queue=2)), max_queue=4)
     for n in (1, 2):
         jobs.submit(job(n, priority=2), 0.0)
@@ -54,10 +54,10 @@ def test_a_level_may_have_a_bound_of_its_own() -> None:
     with pytest.raises(QueueFull, match="max_queue"):
         jobs.submit(job(6, priority=1), 0.0)
     assert order(jobs, 0) == [4, 5, 1, 2]
-    jobs.submit(job(7, priority=2), 0.0)  # nobody waits any more
+    jobs.submit(job(7, priority=2), 0.0)  # no job waits any more
 
 
-def test_who_leaves_makes_room_in_its_level() -> None:
+def test_a_cancelled_job_makes_room_in_its_level() -> None:
     jobs = one_slot(levels(2, level_2=QueuePolicy(max_queue=1)))
     jobs.submit(job(1, priority=2), 0.0)
     jobs.cancel(1, 0.0)
@@ -65,7 +65,7 @@ def test_who_leaves_makes_room_in_its_level() -> None:
     assert jobs.lengths()[BLOCK][0] == 1
 
 
-def test_a_lost_job_goes_in_front_of_its_level_and_not_of_others() -> None:
+def test_a_lost_job_goes_to_the_front_of_its_level_only() -> None:
     jobs = table(rules(max_queue=100, priorities=levels(2)))
     join(jobs, A, 1)
     jobs.submit(job(1, priority=2), 0.0)
@@ -88,10 +88,10 @@ def test_a_job_that_waits_too_long_is_refused() -> None:
     assert action.job.job_id == 1
     assert jobs.lengths()[BLOCK][0] == 1
     assert sent(jobs.complete(A, 0, 1, 3.0)[1]) == [(A, 2)]
-    assert jobs.tick(5.0) == []  # what runs has left its queue in time
+    assert jobs.tick(5.0) == []  # running jobs left their queue in time
 
 
-def test_a_job_that_waits_too_long_may_be_delayed_instead() -> None:
+def test_a_job_that_waits_too_long_can_be_delayed_instead() -> None:
     jobs = one_slot(Priorities(queue=DELAY))
     for n in (1, 2):
         jobs.submit(job(n, 1e9, queue_deadline=1.0), 0.0)
@@ -103,7 +103,7 @@ def test_a_job_that_waits_too_long_may_be_delayed_instead() -> None:
     assert order(jobs, 0) == [3, 4, 1, 2]
 
 
-def test_what_is_delayed_goes_behind_the_lowest_level_in_the_order_of_levels() -> None:
+def test_delayed_jobs_are_queued_behind_the_lowest_level_in_order_of_levels() -> None:
     jobs = one_slot(Priorities(levels=3, by_level={1: DELAY, 2: DELAY}))
     jobs.submit(job(1, 1e9, priority=2, queue_deadline=1.0), 0.0)
     jobs.submit(job(2, 1e9, priority=1, queue_deadline=1.0), 0.0)
@@ -113,7 +113,7 @@ def test_what_is_delayed_goes_behind_the_lowest_level_in_the_order_of_levels() -
     assert order(jobs, 0) == [4, 3, 2, 1]
 
 
-def test_what_is_delayed_fails_at_its_deadline_only() -> None:
+def test_a_delayed_job_fails_only_at_its_deadline() -> None:
     jobs = one_slot(Priorities(queue=DELAY))
     jobs.submit(job(1, 10.0, queue_deadline=1.0), 0.0)
     assert jobs.tick(9.0) == []
@@ -122,7 +122,7 @@ def test_what_is_delayed_fails_at_its_deadline_only() -> None:
     assert isinstance(action.error, DeadlineExceeded)
 
 
-def test_what_is_delayed_counts_in_its_level_and_can_be_cancelled() -> None:
+def test_a_delayed_job_counts_in_its_level_and_can_be_cancelled() -> None:
     jobs = one_slot(Priorities(queue=QueuePolicy(on_timeout="delay", max_queue=2)))
     for n in (1, 2):
         jobs.submit(job(n, 1e9, queue_deadline=1.0), 0.0)
@@ -134,7 +134,7 @@ def test_what_is_delayed_counts_in_its_level_and_can_be_cancelled() -> None:
     assert order(jobs, 0) == [4, 2]
 
 
-def test_a_job_that_was_handed_back_may_still_wait_too_long() -> None:
+def test_a_job_that_was_handed_back_can_still_wait_too_long() -> None:
     jobs = table(rules(max_queue=100))
     join(jobs, A, 1)
     jobs.submit(job(1, 1e9, queue_deadline=2.0), 0.0)
@@ -144,7 +144,7 @@ def test_a_job_that_was_handed_back_may_still_wait_too_long() -> None:
     assert failed(jobs.tick(2.0)) == [1]
 
 
-def test_a_job_whose_worker_died_had_left_its_queue_in_time() -> None:
+def test_a_job_of_a_dead_worker_has_left_its_queue_in_time() -> None:
     jobs = table(rules(max_queue=100))
     join(jobs, A, 1)
     jobs.submit(job(1, 1e9), 0.0)
@@ -155,7 +155,7 @@ def test_a_job_whose_worker_died_had_left_its_queue_in_time() -> None:
     assert sent(join(jobs, B, 1, 4.0)) == [(B, 2)]
 
 
-def test_levels_and_timeouts_hold_for_those_who_wait_for_one_worker() -> None:
+def test_levels_and_timeouts_apply_to_jobs_waiting_for_one_worker() -> None:
     jobs = table(rules("hash", 100, priorities=Priorities(levels=2, by_level={2: DELAY})))
     join(jobs, A, 1)
     jobs.submit(job(0, 1e9, key="x"), 0.0)
@@ -168,7 +168,7 @@ def test_levels_and_timeouts_hold_for_those_who_wait_for_one_worker() -> None:
     assert order(jobs, 0) == [3, 2, 5, 1]
 
 
-def test_a_retired_block_fails_all_that_wait_in_any_line() -> None:
+def test_retiring_a_block_fails_the_jobs_in_all_its_queues() -> None:
     jobs = table(rules("hash", 100))
     jobs.submit(job(1, key="x"), 0.0)
     assert failed(jobs.retire({BLOCK: ModelNotReady("gone")})) == [1]
@@ -180,17 +180,17 @@ def test_a_retired_block_fails_all_that_wait_in_any_line() -> None:
     assert (len(jobs), jobs.lengths()[BLOCK][0], jobs.lengths()[BLOCK][1]) == (1, 0, 1)
 
 
-def test_jobs_that_are_delayed_again_and_again_leave_no_traces() -> None:
+def test_repeatedly_delayed_jobs_leave_nothing_behind() -> None:
     jobs = one_slot(Priorities(queue=DELAY), max_queue=10)
     for n in range(1, 3000):
         jobs.submit(job(n, 1e9, queue_deadline=float(n)), n - 1.0)
         jobs.tick(float(n))
         jobs.cancel(n, float(n))
     assert jobs._queues[BLOCK].line.entries <= 70
-    assert len(jobs._queue_deadlines._heap) <= 1010
+    assert len(jobs._queue_deadlines) <= 1010
 
 
-def test_a_line_keeps_its_order_whoever_leaves_it() -> None:
+def test_a_queue_keeps_its_order_when_jobs_leave() -> None:
     rng = Random(0)
     line = Line()
     inside: list[Job] = []
@@ -210,14 +210,14 @@ def test_a_line_keeps_its_order_whoever_leaves_it() -> None:
             inside.remove(expected)
         elif inside:
             found = rng.choice(inside)
-            line.take_out(found)
+            line.remove_waiting(found)
             inside.remove(found)
         assert line.length == len(inside)
     assert line.drain() == sorted(inside, key=lambda one: one.priority)
     assert (line.length, line.entries) == (0, 0)
 
 
-def test_the_rules_come_from_the_model_and_a_routing_stands_before_its_own() -> None:
+def test_rules_come_from_the_model_unless_a_routing_is_configured() -> None:
     settings = BlockSettings.model_validate({"batching": {"max_queue": 7}, "routing": {"policy": "random"}})
     assert BlockRules.of(settings) == BlockRules(7, Routing(policy="random"))
     assert BlockRules.of(settings, Routing(policy="hash")).routing.policy == "hash"

@@ -1,4 +1,4 @@
-"""A thousand workers on a virtual clock: many jobs by the default policy, fifty thousand by each other one."""
+"""A thousand workers on a virtual clock: 80,000 jobs with the default policy, and 50,000 with each other one."""
 
 import sys
 from collections import deque
@@ -24,7 +24,7 @@ SLOWNESS = 10.0
 
 
 class Draws(Random):
-    """Counts how often a policy draws: once for each slot that it looks at."""
+    """Counts how often a policy draws: once per slot that it reads."""
 
     count = 0
 
@@ -34,17 +34,17 @@ class Draws(Random):
 
 
 class Simulation:
-    """Each worker serves one job at a time, in a second on average, those in its line one after the other."""
+    """Each worker serves its jobs one after the other, each in a second on average."""
 
     def __init__(self, policy: str, slow: Iterable[int] = (), flapping: Iterable[int] = ()) -> None:
         self.draws = Draws(1)
-        self.table = JobTable(1_000_000, self.draws.random)
+        self.table = JobTable(self.draws.random, 1_000_000)
         self.table.declare(BLOCK, rules(policy, 1_000_000))
         self.names = [b"worker-%d" % n for n in range(WORKERS)]
         self.served = [0] * WORKERS
         self.deepest = 0  # the most jobs that a worker had at a time
         self.lost = 0
-        self.places: dict[str, set[int]] = {}  # by key, where its jobs ran
+        self.places: dict[str, set[int]] = {}  # the workers of each key's jobs
         self._index = {name: n for n, name in enumerate(self.names)}
         self._load = Random(2)
         self._seconds = [1.0] * WORKERS
@@ -95,7 +95,7 @@ class Simulation:
         now, number, worker, attempt = heappop(self._ends)
         job, actions = self.table.complete(self.names[worker], number, attempt, now)
         if job is None:
-            self.lost += 1  # its worker had left; it ran, or will run, elsewhere
+            self.lost += 1  # its worker had left; the job ran or will run elsewhere
             return
         self.served[worker] += 1
         if job.key:
@@ -113,36 +113,36 @@ class Simulation:
             self._perform(self.table.leave(self.names[worker], now), now)
 
 
-def test_many_jobs_are_shared_evenly_and_each_decision_looks_at_two_workers() -> None:
+def test_jobs_are_divided_evenly_and_each_decision_reads_two_workers() -> None:
     run = Simulation("power_of_two")
     run.start()
-    run.run(250_000, rate=700.0)
-    assert 180 < min(run.served) <= max(run.served) < 320
-    assert run.deepest <= 8  # a worker chosen at random would have more than 16 now and then
-    assert run.draws.count == 500_000
+    run.run(80_000, rate=700.0)
+    assert 50 < min(run.served) <= max(run.served) < 110
+    assert run.deepest <= 8  # a randomly chosen worker would sometimes have more than 16
+    assert run.draws.count == 160_000
 
 
-def test_slow_and_flapping_workers_get_less_and_cost_no_more() -> None:
+def test_slow_and_flapping_workers_get_fewer_jobs_at_the_same_cost() -> None:
     slow, flapping = range(50), range(50, 100)
     run = Simulation("power_of_two", slow, flapping)
     run.start()
-    run.run(200_000, rate=600.0)
+    run.run(80_000, rate=600.0)
     steady = run.served[100:]
     assert run.lost > 100
     assert fmean(run.served[n] for n in slow) < 0.3 * fmean(steady)
     assert max(steady) < 1.3 * fmean(steady)
     assert min(steady) > 0.7 * fmean(steady)
-    assert run.draws.count <= 2 * (200_000 + run.lost)
+    assert run.draws.count <= 2 * (80_000 + run.lost)
 
 
-def test_round_robin_gives_everyone_the_same() -> None:
+def test_round_robin_gives_every_worker_the_same_number() -> None:
     run = Simulation("round_robin")
     run.start()
     run.run(50_000, rate=600.0)
     assert max(run.served) - min(run.served) <= 2
 
 
-def test_random_gives_about_the_same_and_piles_up_more() -> None:
+def test_random_gives_about_the_same_numbers_with_longer_queues() -> None:
     run, paired = Simulation("random"), Simulation("power_of_two")
     for each in (run, paired):
         each.start()
@@ -151,21 +151,21 @@ def test_random_gives_about_the_same_and_piles_up_more() -> None:
     assert paired.deepest < run.deepest
 
 
-def test_least_connections_hardly_lets_two_jobs_meet() -> None:
+def test_least_connections_rarely_queues_two_jobs() -> None:
     run = Simulation("least_connections")
     run.start()
     run.run(50_000, rate=600.0)
     assert run.deepest <= 2
 
 
-def test_least_latency_finds_the_slow() -> None:
+def test_least_latency_detects_slow_workers() -> None:
     run = Simulation("least_latency", slow=range(50))
     run.start()
     run.run(50_000, rate=600.0)
     assert fmean(run.served[:50]) < 0.3 * fmean(run.served[50:])
 
 
-def test_weights_share_out_the_jobs() -> None:
+def test_weights_divide_the_jobs() -> None:
     run = Simulation("weighted")
     run.start(weight=lambda n: 1.0 + n % 4)
     run.run(50_000, rate=300.0)
@@ -173,16 +173,16 @@ def test_weights_share_out_the_jobs() -> None:
     assert shares == pytest.approx([20.0, 40.0, 60.0, 80.0], rel=0.05)
 
 
-def test_locality_stays_near_while_it_can() -> None:
+def test_locality_prefers_near_workers_while_it_can() -> None:
     run = Simulation("locality")
     run.start(distance=lambda n: 0 if n < 100 else 1 + n % 2)
     run.run(50_000, rate=60.0)
     assert sum(run.served[:100]) == 50_000
     far = Simulation("locality")
     far.start(distance=lambda n: 0 if n < 100 else 1 + n % 2)
-    far.run(50_000, rate=400.0)  # more than those near can take
+    far.run(50_000, rate=400.0)  # more than the near workers can take
     assert 0.15 < sum(far.served[:100]) / 50_000 < 0.6
-    assert sum(far.served[n] for n in range(100, WORKERS) if n % 2) == 0  # nobody had to go to the other zone
+    assert sum(far.served[n] for n in range(100, WORKERS) if n % 2) == 0  # no job was sent to the other zone
 
 
 def test_each_key_stays_on_one_worker() -> None:
@@ -195,8 +195,8 @@ def test_each_key_stays_on_one_worker() -> None:
 
 
 def lines(policy: str, workers: int, jobs: int = 2000) -> float:
-    """How many lines of the router one job takes, submitted and completed, with twenty in flight."""
-    table = JobTable(3, Random(workers).random)
+    """Return how many lines of the router one job executes, with twenty in flight."""
+    table = JobTable(Random(workers).random)
     table.declare(BLOCK, rules(policy, 1000))
     for n in range(workers):
         table.join(b"%d" % n, [Offer(BLOCK, 4, f"worker-{n}", 1.0 + n % 3, n % 3)], 0.0)
@@ -231,6 +231,6 @@ def lines(policy: str, workers: int, jobs: int = 2000) -> float:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_job_takes_as_many_lines_with_a_thousand_workers_as_with_ten(policy: str) -> None:
+def test_a_job_executes_as_many_lines_with_a_thousand_workers_as_with_ten(policy: str) -> None:
     few, many = lines(policy, 10), lines(policy, 1000)
     assert many <= 1.1 * few, f"{few} lines with 10 workers, {many} with 1,000"

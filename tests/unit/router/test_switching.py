@@ -1,12 +1,12 @@
-"""Policies switched while jobs run and wait: nothing is lost, and the new policy holds at once."""
+"""Policies switched while jobs run and wait: no job is lost, and the new policy applies at once."""
 
 from collections import Counter
 from random import Random
 
 import pytest
 
-from penstock.core.settings import Health, Priorities
-from penstock.router.actions import Action, Restored, Send
+from penstock.core.settings import Priorities
+from penstock.router.actions import Action, Send
 from penstock.router.jobs import JobTable
 from tests.unit.router.tables import BLOCK, POLICIES, A, B, C, job, join, levels, next_due, rules, sent, table
 
@@ -16,7 +16,7 @@ def switch(jobs: JobTable, policy: str, now: float, max_queue: int = 100) -> lis
     return jobs.tick(now)
 
 
-def test_the_same_rules_change_nothing() -> None:
+def test_equal_rules_change_nothing() -> None:
     jobs = table(rules(max_queue=100))
     before = jobs._queues[BLOCK].policy
     jobs.declare(BLOCK, rules(max_queue=100))
@@ -45,7 +45,7 @@ def test_every_policy_can_follow_every_other(before: str, policy: str) -> None:
     assert len(jobs) == 0
 
 
-def test_what_waited_for_one_worker_goes_anywhere_after_the_switch() -> None:
+def test_jobs_waiting_for_one_worker_are_sent_anywhere_after_the_switch() -> None:
     jobs = table(rules("hash", 100))
     for worker in (A, B, C):
         join(jobs, worker, 1)
@@ -58,7 +58,7 @@ def test_what_waited_for_one_worker_goes_anywhere_after_the_switch() -> None:
     assert [number for _, number in started] == [1, 2]
 
 
-def test_what_waited_for_any_worker_goes_to_its_own_after_the_switch() -> None:
+def test_jobs_waiting_for_any_worker_are_sent_to_their_owner_after_the_switch() -> None:
     jobs = table(rules("random", 1000))
     join(jobs, A, 1)
     join(jobs, B, 1)
@@ -75,7 +75,7 @@ def test_what_waited_for_any_worker_goes_to_its_own_after_the_switch() -> None:
     assert len(jobs) == 0
 
 
-def test_a_session_stays_where_it_is_through_a_switch() -> None:
+def test_a_session_stays_on_its_worker_through_a_switch() -> None:
     jobs = table(rules("power_of_two", 100))
     for worker in (A, B, C):
         join(jobs, worker, 1)
@@ -85,10 +85,10 @@ def test_a_session_stays_where_it_is_through_a_switch() -> None:
         jobs.submit(job(n, session="s"), 0.0)
     for policy in POLICIES:
         assert switch(jobs, policy, 1.0) == []
-    assert jobs.standing(BLOCK, 1.0)[[A, B, C].index(home)].waiting == 2
+    assert jobs.slot_states(BLOCK, 1.0)[[A, B, C].index(home)].waiting == 2
 
 
-def test_turns_start_anew_with_each_switch_to_weighted() -> None:
+def test_turns_restart_with_each_switch_to_weighted() -> None:
     jobs = table(rules("weighted", 100))
     join(jobs, A, 10)
     for n in range(300):
@@ -105,18 +105,7 @@ def test_turns_start_anew_with_each_switch_to_weighted() -> None:
     assert takers[A] == pytest.approx(50, abs=1)
 
 
-def test_a_smaller_share_of_ejected_workers_holds_at_once() -> None:
-    health = Health(failures=1, max_ejected=0.5)
-    jobs = table(rules(max_queue=100, health=health))
-    join(jobs, A, 1)
-    join(jobs, B, 1)
-    ((worker, number),) = sent(jobs.submit(job(1), 0.0))
-    jobs.complete(worker, number, 1, 0.0, "internal", "x")
-    jobs.declare(BLOCK, rules(max_queue=100, health=health.model_copy(update={"max_ejected": 0.0})))
-    assert jobs.tick(1.0) == [Restored(worker, BLOCK)]
-
-
-def test_other_levels_hold_for_those_who_come_and_keep_those_who_wait() -> None:
+def test_changed_levels_apply_to_new_jobs_and_keep_waiting_ones() -> None:
     jobs = table(rules(max_queue=100, priorities=levels(3)))
     join(jobs, A, 1)
     for n in range(4):
@@ -130,8 +119,8 @@ def test_other_levels_hold_for_those_who_come_and_keep_those_who_wait() -> None:
     assert found == [1, 4, 2, 3]
 
 
-def test_switching_under_load_loses_nothing() -> None:
-    """Ten thousand jobs, a switch every hundred events, workers that come and go: each job ends once."""
+def test_switching_under_load_loses_no_job() -> None:
+    """Ten thousand jobs, a switch every hundred events, joining and leaving workers: each job ends once."""
     rng = Random(11)
     jobs = table(rules(max_queue=100_000), max_attempts=10_000)
     running: dict[int, tuple[bytes, int]] = {}

@@ -1,4 +1,4 @@
-"""Random walks over the whole table, checked against what must always hold."""
+"""Random events on the whole table, with checks of its invariants."""
 
 from collections import Counter
 from random import Random
@@ -14,7 +14,7 @@ from penstock.router.slots import Job, Offer
 from tests.unit.router.tables import BLOCK, POLICIES, job, next_due, rules
 
 WORKERS = [b"worker-%d" % n for n in range(6)]
-HEALTH = Health(failures=2, timeouts=2, eject_s=3.0, eject_max_s=10.0, max_ejected=0.5)
+HEALTH = Health(failures=2, timeouts=2, eject_s=3.0)
 PRIORITIES = Priorities(
     levels=3,
     queue=QueuePolicy(timeout_ms=20_000),
@@ -24,11 +24,11 @@ CODES = ("", "", "", "engine_failed", "internal", "invalid_tensor", "deadline_ex
 
 
 class Walk:
-    """Performs actions as a shell would, and remembers who has what."""
+    """Performs actions like a shell would, and remembers which worker has which job."""
 
     def __init__(self, seed: int, policy: str) -> None:
         self.rng = Random(seed)
-        self.table = JobTable(3, Random(seed).random)
+        self.table = JobTable(Random(seed).random)
         self.rules = rules(policy, 30, health=HEALTH, priorities=PRIORITIES)
         self.table.declare(BLOCK, self.rules)
         self.now = 0.0
@@ -40,7 +40,7 @@ class Walk:
         self.probes: set[bytes] = set()
         self.ejected: set[bytes] = set()
         self.log: list[tuple[str, object]] = []
-        self.asked: list[tuple[bytes, int]] = []  # to be handed back
+        self.asked: list[tuple[bytes, int]] = []  # jobs to hand back
         self.count = 0
 
     def perform(self, actions: list[Action]) -> None:
@@ -73,7 +73,7 @@ class Walk:
         assert number not in self.running, "a job runs twice at a time"
         assert action.worker not in self.ejected, "an ejected worker got a job"
         is_at_home = action.worker == action.job.home
-        assert is_at_home or not action.job.is_bound, "another worker got a job of a session whose state it has not"
+        assert is_at_home or not action.job.is_bound, "another worker does not have the session's state"
         self.running[number] = (action.worker, action.job.attempt)
         load = sum(worker == action.worker for worker, _ in self.running.values())
         assert load <= self.credits[action.worker], "a worker got more than its credits"
@@ -109,7 +109,7 @@ class Walk:
     def complete(self) -> None:
         if self.running:
             number, (worker, attempt) = self.rng.choice(list(self.running.items()))
-            assert self.table.partial(worker, number, attempt, self.now) is self.open[number]
+            assert self.table.find_for_partial(worker, number, attempt, self.now) is self.open[number]
             del self.running[number]
             done, actions = self.table.complete(worker, number, attempt, self.now, self.rng.choice(CODES), "broken")
             assert done is not None
@@ -139,7 +139,7 @@ class Walk:
         self.perform(self.table.join(worker, [offer], self.now))
 
     def answer_recall(self) -> None:
-        """Late, and where it has not started."""
+        """Answer late, for a job that has not started."""
         while self.asked:
             worker, number = self.asked.pop()
             if self.rng.random() < 0.5:
@@ -182,7 +182,7 @@ class Walk:
         due = next_due(self.table)
         assert due is None or due > self.now
 
-    # --- what must always hold
+    # --- invariants
 
     def check(self) -> None:
         table, queue = self.table, self.table._queues[BLOCK]
@@ -190,24 +190,24 @@ class Walk:
         assert {number for number, found in self.open.items() if found.slot is not None} == self.running.keys()
         assert len(table) == table.lengths()[BLOCK][0] + table.lengths()[BLOCK][1]
         assert set(queue.ejected) == self.ejected
-        assert not queue.is_stranded or not queue.length, "jobs wait for nobody"
+        assert not queue.is_stranded or not queue.length, "no job waits without a slot that could run it"
         waiting = [found for found in self.open.values() if found.slot is None]
         assert Counter(found.priority for found in waiting) == +Counter(queue._levels)
         for slot in queue.slots.values():
             assert slot.in_flight == len(slot.jobs)
             assert slot.is_listed == (slot.in_flight < slot.credits and not slot.is_ejected)
-            assert (slot in queue.places) == (slot.credits > 0 and not slot.is_ejected)
-        if not table._switched:
+            assert (slot in queue.key_owners) == (slot.credits > 0 and not slot.is_ejected)
+        if not table._changed_rules:
             self._check_lines(queue, waiting)
 
     def _check_lines(self, queue: Queue, waiting: list[Job]) -> None:
         is_anyone_free = any(slot.is_listed for slot in queue.slots.values())
         assert not (queue.line.length and is_anyone_free), "a job waits while a worker is free"
-        assert not (queue.homeless.length and len(queue.places))
+        assert not (queue.unassigned.length and len(queue.key_owners))
         for slot in queue.slots.values():
             assert not (slot.line.length and slot.is_listed), "a job waits for a worker that is free"
         for found in waiting:
-            assert found.line is queue._line_of(found), "a job waits where it does not belong"
+            assert found.line is queue._find_line(found), "a job waits where it does not belong"
 
 
 EVENTS = {
@@ -238,9 +238,9 @@ def walk(seed: int, policy: str, steps: int = 1500) -> Walk:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(4))
-def test_every_job_ends_once_and_credits_hold_whatever_happens(policy: str, seed: int) -> None:
+def test_every_job_ends_once_and_credits_are_kept_under_random_events(policy: str, seed: int) -> None:
     made = walk(seed, policy)
-    for worker in WORKERS:  # and in the end nothing is left behind
+    for worker in WORKERS:  # and nothing is left behind at the end
         made.credits[worker] = 100
         made.perform(made.table.join(worker, [Offer(BLOCK, 100, worker.decode())], made.now))
     made.tick()
@@ -250,8 +250,10 @@ def test_every_job_ends_once_and_credits_hold_whatever_happens(policy: str, seed
     assert not made.open
     assert set(made.ended.values()) <= {1}
     kinds = {name for name, _ in made.log}
-    assert {"Send", "FailJob", "Retry", "CancelOn", "Ejected", "Probe", "Restored"} <= kinds, "the walk went nowhere"
+    assert {"Send", "FailJob", "Retry", "CancelOn", "Ejected", "Probe", "Restored"} <= kinds, (
+        "the walk must produce every action"
+    )
 
 
-def test_the_same_walk_takes_the_same_way() -> None:
+def test_the_same_seed_gives_the_same_actions() -> None:
     assert walk(9, "power_of_two", 600).log == walk(9, "power_of_two", 600).log

@@ -1,4 +1,4 @@
-"""The limits, and that what is admitted is released."""
+"""Admission limits, and the release of admitted requests."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,15 @@ from penstock.core.config import Limits
 from penstock.core.errors import Draining, Overloaded, RequestTooLarge
 from penstock.core.requests import InferRequest
 from penstock.core.tensors import Tensor
-from penstock.serving.admission import Admission, HeldBytes
+from penstock.endpoints.held_bytes import HeldBytes
+from penstock.serving.admission import Admission
 
 
 def request(size: int = 10, rows: int = 1, client: str = "") -> InferRequest:
     return InferRequest("m", [Tensor("x", "FP32", (rows, 1), b"")], size_bytes=size, client=client)
 
 
-def test_inflight_bytes_and_requests_are_bounded_and_given_back() -> None:
+def test_requests_and_bytes_in_flight_are_limited_and_released() -> None:
     admission = Admission(Limits(max_message_bytes=2048, max_inflight_bytes=3000, max_inflight_requests=3))
     first = request(2000)
     admission.admit(first)
@@ -36,21 +37,21 @@ def test_a_message_over_the_limit_never_fits() -> None:
     assert not caught.value.is_retryable
 
 
-def test_rows_are_bounded() -> None:
+def test_rows_are_limited() -> None:
     admission = Admission(Limits(max_rows=4))
     admission.check_rows(request(rows=4))
     with pytest.raises(RequestTooLarge, match="5 rows"):
         admission.check_rows(request(rows=5))
 
 
-def test_draining_refuses_all() -> None:
+def test_draining_refuses_all_requests() -> None:
     admission = Admission(Limits())
     admission.is_draining = True
     with pytest.raises(Draining):
         admission.admit(request())
 
 
-def test_one_address_has_a_share() -> None:
+def test_an_address_is_limited_to_its_share() -> None:
     limits = Limits(max_message_bytes=1024, max_inflight_bytes=10_000, max_inflight_requests=10, client_share=0.5)
     admission = Admission(limits)
     mine = [request(client="mine") for _ in range(5)]
@@ -76,7 +77,7 @@ class Client:
         self.has_given_up = True
 
 
-def test_who_holds_longest_makes_room() -> None:
+def test_the_client_that_holds_bytes_longest_is_ended_to_make_room() -> None:
     held, first, second, third, vast = HeldBytes(100), Client(), Client(), Client(), Client()
     assert held.add(first, 40) == []
     assert held.add(second, 40) == []

@@ -1,4 +1,4 @@
-"""Tokens as callers see them: from arrival to the first, and from one to the next."""
+"""Token times for callers: from arrival to the first token, and between tokens."""
 
 from array import array
 
@@ -21,7 +21,7 @@ class Bed:
         self.paces = TokenPaces(ServingMetrics(self.registry), block, self.tallies)
 
     def figures(self, which: str) -> tuple[float | None, float | None]:
-        """How many, and their sum."""
+        """Return the number of values and their sum."""
         self.tallies.flush()
         name, labels = f"penstock_time_{which}_seconds", {"model": "m", "version": "1"}
         count, total = (self.registry.get_sample_value(name + end, labels) for end in ("_count", "_sum"))
@@ -41,23 +41,23 @@ def answer(tokens: int, choices: int = 1, is_final: bool = False, completion: in
     return InferResponse("m", "1", "", outputs, Timing(), {"tokens": tokens}, is_final)
 
 
-def test_tokens_that_come_together_share_the_time(bed: Bed) -> None:
+def test_tokens_that_arrive_together_share_the_time(bed: Bed) -> None:
     pace = StreamPace(bed.paces, 10.0)
     for at, tokens in ((10.5, 6), (10.6, 1), (10.9, 3), (11.0, 0)):
-        pace.answered(answer(tokens), at)
+        pace.observe_answer(answer(tokens), at)
     assert bed.figures("to_first_token") == pytest.approx((1, 0.5))
     assert bed.figures("between_tokens") == pytest.approx((4, 0.1 + 0.3))
 
 
-def test_choices_come_side_by_side(bed: Bed) -> None:
+def test_choices_are_timed_separately(bed: Bed) -> None:
     pace = StreamPace(bed.paces, 0.0)
-    pace.answered(answer(7, choices=2), 1.0)
-    pace.answered(answer(4, choices=2), 1.5)  # two of each
+    pace.observe_answer(answer(7, choices=2), 1.0)
+    pace.observe_answer(answer(4, choices=2), 1.5)  # two of each choice
     assert bed.figures("between_tokens") == pytest.approx((4, 4 * 0.25))
 
 
 @pytest.mark.parametrize(("completion", "count"), [(20, 0), (1, 1)])
-def test_an_answer_that_comes_whole_has_no_first_token(bed: Bed, completion: int, count: int) -> None:
-    StreamPace(bed.paces, 0.0).answered(answer(25, is_final=True, completion=completion), 1.0)
+def test_a_whole_answer_has_no_first_token(bed: Bed, completion: int, count: int) -> None:
+    StreamPace(bed.paces, 0.0).observe_answer(answer(25, is_final=True, completion=completion), 1.0)
     assert bed.figures("to_first_token")[0] == count
     assert bed.figures("between_tokens")[0] == 0

@@ -1,4 +1,4 @@
-"""What is found out about a block once, and found out again when the block or its routing is another."""
+"""Plans of blocks: built once, and again when the block or its routing changes."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,10 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.cluster.routes import NameRoute, Share
 from penstock.core.errors import EngineFailed
 from penstock.core.principals import Principal
 from penstock.core.requests import Controls, InferRequest, InferResponse, Parameter, Timing
-from penstock.core.routes import NameRoute, Share
 from penstock.core.settings import BlockSettings, Routing
 from penstock.serving.plans import PROTOCOLS, Plan, Plans
 from penstock.telemetry.metrics import ServingMetrics
@@ -24,7 +24,7 @@ def block(block_id: str = "blk-1", **settings: Any) -> BlockDescription:
 
 def read(plan: Plan, **parameters: Parameter) -> Controls:
     request = InferRequest("m", [], parameters=parameters)
-    plan.read(request)
+    plan.read_controls(request)
     return request.controls
 
 
@@ -55,59 +55,59 @@ def bed() -> Bed:
         ({"is_decoupled": True}, False, True),
     ],
 )
-def test_a_plan_says_which_way_requests_go(
+def test_a_plan_contains_the_way_of_requests(
     bed: Bed, settings: dict[str, Any], is_cached: bool, is_decoupled: bool
 ) -> None:
-    plan = bed.plans.of(block(timeouts={"request_s": 4.0}, **settings))
+    plan = bed.plans.plan_of(block(timeouts={"request_s": 4.0}, **settings))
     assert (plan.is_cached, plan.is_decoupled) == (is_cached, is_decoupled)
-    assert plan.read(InferRequest("m", [])) == 4.0
+    assert plan.read_controls(InferRequest("m", [])) == 4.0
 
 
-def test_a_plan_is_made_once(bed: Bed) -> None:
+def test_a_plan_is_built_once(bed: Bed) -> None:
     one, other = block(), block("blk-2")
-    assert bed.plans.of(one) is bed.plans.of(one)
-    assert bed.plans.of(other) is not bed.plans.of(one)
+    assert bed.plans.plan_of(one) is bed.plans.plan_of(one)
+    assert bed.plans.plan_of(other) is not bed.plans.plan_of(one)
 
 
-def test_another_description_of_the_block_makes_another_plan(bed: Bed) -> None:
-    first = bed.plans.of(block(timeouts={"request_s": 4.0}))
+def test_a_changed_description_of_the_block_makes_a_new_plan(bed: Bed) -> None:
+    first = bed.plans.plan_of(block(timeouts={"request_s": 4.0}))
     changed = block(timeouts={"request_s": 5.0})
-    second = bed.plans.of(changed)
-    assert [plan.read(InferRequest("m", [])) for plan in (first, second)] == [4.0, 5.0]
-    assert bed.plans.of(changed) is second
+    second = bed.plans.plan_of(changed)
+    assert [plan.read_controls(InferRequest("m", [])) for plan in (first, second)] == [4.0, 5.0]
+    assert bed.plans.plan_of(changed) is second
 
 
 def test_a_plan_reads_its_blocks_controls(bed: Bed) -> None:
     described = block(
         priorities={"levels": 2, "default": 2}, routing={"policy": "hash", "key": "user", "without_key": "any"}
     )
-    assert read(bed.plans.of(described), user="ann") == Controls(priority=2, shard_key="ann")
-    assert read(bed.plans.of(described)) == Controls(priority=2)
+    assert read(bed.plans.plan_of(described), user="ann") == Controls(priority=2, shard_key="ann")
+    assert read(bed.plans.plan_of(described)) == Controls(priority=2)
 
 
-def test_a_routing_that_changed_makes_a_new_plan_and_others_stay(bed: Bed) -> None:
+def test_a_changed_routing_makes_a_new_plan_for_its_model_only(bed: Bed) -> None:
     described, other = block(), block("blk-2")
-    plan, kept = bed.plans.of(described), bed.plans.of(other)
+    plan, kept = bed.plans.plan_of(described), bed.plans.plan_of(other)
     assert read(plan, user="ann").shard_key == ""
     bed.plans.routing_changed()
-    assert bed.plans.of(described) is plan
+    assert bed.plans.plan_of(described) is plan
     bed.routings["blk-1"] = Routing(policy="hash", key="user")
-    assert bed.plans.of(described) is plan, "nobody has said so yet"
+    assert bed.plans.plan_of(described) is plan, "the routing has not changed yet"
     bed.plans.routing_changed()
-    assert read(bed.plans.of(described), user="ann").shard_key == "ann"
-    assert bed.plans.of(other) is kept
+    assert read(bed.plans.plan_of(described), user="ann").shard_key == "ann"
+    assert bed.plans.plan_of(other) is kept
 
 
-def test_counts_go_on_over_plans(bed: Bed) -> None:
+def test_counts_continue_over_plans(bed: Bed) -> None:
     described = block()
-    for plan in (bed.plans.of(described), bed.plans.of(replace(described, instances=2))):
+    for plan in (bed.plans.plan_of(described), bed.plans.plan_of(replace(described, instances=2))):
         plan.answered(InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing()))
     assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 2
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_answer_is_counted_by_its_protocol(bed: Bed, protocol: str) -> None:
-    bed.plans.of(block()).answered(
+    bed.plans.plan_of(block()).answered(
         InferRequest("m", [], protocol=protocol), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing())
     )
     counts = {name: bed.sample("penstock_requests_total", protocol=name, code="ok") for name in PROTOCOLS}
@@ -115,41 +115,41 @@ def test_an_answer_is_counted_by_its_protocol(bed: Bed, protocol: str) -> None:
 
 
 @pytest.mark.parametrize(("worker_s", "reply_s"), [(0.75, 0.25), (3.0, 0.0)])
-def test_the_time_on_the_worker_is_not_the_way_there(bed: Bed, worker_s: float, reply_s: float) -> None:
+def test_the_workers_time_does_not_count_as_transport(bed: Bed, worker_s: float, reply_s: float) -> None:
     part_ns = int(worker_s * 1e9) // 4
     timing = Timing(queue_ns=part_ns, batch_ns=part_ns, compute_ns=part_ns, finish_ns=part_ns)
-    bed.plans.of(block()).answered(InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], timing))
+    bed.plans.plan_of(block()).answered(InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], timing))
     sums = [bed.sample(f"penstock_{name}_seconds_sum") for name in ("request", "admit", "reply")]
     assert sums == [1.5, 0.5, pytest.approx(reply_s)]
 
 
-def test_blocks_that_routes_name_are_watched(bed: Bed) -> None:
+def test_blocks_in_routes_are_watched(bed: Bed) -> None:
     described = block()
-    plain = bed.plans.of(described)
+    plain = bed.plans.plan_of(described)
     assert plain.watch is None
     bed.plans.watch([NameRoute("m", (Share("blk-1", 1),))])
-    watched = bed.plans.of(described)
+    watched = bed.plans.plan_of(described)
     assert watched.watch is not None
     answered, failed = InferRequest("m", []), InferRequest("m", [])
-    assert (watched.read(answered), watched.read(failed)) == (30.0, 30.0)
+    assert (watched.read_controls(answered), watched.read_controls(failed)) == (30.0, 30.0)
     watched.answered(answered, 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing(compute_ns=1)))
     watched.watch.failed(failed, EngineFailed("no"))
     (counts,) = bed.plans.watches.take()
     assert (counts.answers, counts.errors, sum(counts.latencies.values())) == (1, {"engine_failed": 1}, 1)
     assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 1
     bed.plans.watch([])
-    assert bed.plans.of(described).watch is None
+    assert bed.plans.plan_of(described).watch is None
 
 
-def test_the_same_session_of_another_key_is_another(bed: Bed) -> None:
+def test_sessions_of_different_keys_differ(bed: Bed) -> None:
     both: list[dict[str, Any]] = [{}, {"sessions": {"order": True}}]
     for settings in both:
-        plan = bed.plans.of(block(**settings))
+        plan = bed.plans.plan_of(block(**settings))
         found: list[str] = []
         for key_id in ("", "k1", "k2"):
             request = InferRequest("m", [], parameters={"session_id": "s"}, principal=Principal("name", key_id))
-            plan.read(request)
-            plan.read(request)  # as where its block was withdrawn
+            plan.read_controls(request)
+            plan.read_controls(request)  # as if its block was withdrawn
             assert request.controls.session is not None
             found.append(request.controls.session.session_id)
         assert found == ["s", "k1:s", "k2:s"]

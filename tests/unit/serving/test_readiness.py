@@ -1,10 +1,10 @@
-"""When the server is ready: scripts of what a gateway sees of its blocks."""
+"""Readiness of the server: scripts of a gateway's view of its blocks."""
 
 from dataclasses import replace
 
 from penstock.core.blocks import BlockState, BlockView
 from penstock.router.slots import BlockActivity
-from penstock.serving.readiness import Readiness
+from penstock.serving.readiness import Readiness, describe_ready
 
 READY, LOADING, FAILED = BlockState.READY, BlockState.LOADING, BlockState.FAILED
 
@@ -20,35 +20,42 @@ def settled(*views: BlockView) -> Readiness:
     return readiness
 
 
-# --- what the manager and the workers say
+# --- reports of the manager and the workers
 
 
-def test_it_is_ready_when_the_first_models_have_settled() -> None:
+def test_a_server_is_ready_when_the_first_models_have_settled() -> None:
     readiness = Readiness()
     views = [view(), view(model="n", state=LOADING)]
-    assert "model 'm' version 1" in readiness.problem(views, set()), "no worker has come yet"
+    assert "model 'm' version 1" in readiness.problem(views, set()), "no worker has connected yet"
     assert "model 'n' version 1 is being loaded" in readiness.problem(views, {"blk-m1"})
     assert readiness.problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
 
 
-def test_a_gateway_that_starts_while_a_version_is_replaced_does_not_wait_for_the_new_one() -> None:
+def test_a_gateway_that_starts_during_a_replacement_does_not_wait_for_the_new_version() -> None:
     readiness = Readiness()
     new = replace(view(2, LOADING), is_new=True)
     assert "version 1 has no worker at this gateway yet" in readiness.problem([view(), new], set())
     assert readiness.problem([view(), new], {"blk-m1"}) == ""
 
 
-def test_a_model_that_never_loaded_is_failed_and_nothing_more() -> None:
+def test_a_model_that_never_loaded_does_not_prevent_readiness() -> None:
     readiness = Readiness()
     assert readiness.problem([view(), view(model="n", state=FAILED)], {"blk-m1"}) == ""
 
 
-def test_where_nothing_loads_it_is_not_ready() -> None:
+def test_a_server_without_loadable_models_is_not_ready() -> None:
     readiness = Readiness()
     assert readiness.problem([view(state=FAILED)], set()) == "no model could be loaded"
 
 
-def test_without_models_it_is_ready_to_be_given_some() -> None:
+def test_a_ready_server_says_which_models_failed_and_whether_there_are_any() -> None:
+    assert describe_ready([view(), view(model="n", state=BlockState.UNLOADED)]) == "all models are loaded"
+    failed = describe_ready([view(), view(model="n", state=FAILED)])
+    assert failed == "all models are loaded, except model 'n' version 1, which failed"
+    assert describe_ready([]) == "no models are deployed"
+
+
+def test_a_server_without_models_is_ready() -> None:
     readiness = Readiness()
     assert readiness.problem([], set()) == ""
     assert readiness.problem([view(state=BlockState.UNLOADED)], set()) == ""
@@ -57,7 +64,7 @@ def test_without_models_it_is_ready_to_be_given_some() -> None:
     assert readiness.problem([view()], {"blk-m1"}) == ""
 
 
-def test_it_stays_ready_while_versions_and_revisions_are_loaded_and_fail() -> None:
+def test_a_server_stays_ready_while_versions_and_revisions_are_loaded_or_fail() -> None:
     readiness = settled(view())
     held = {"blk-m1"}
     assert readiness.problem([view(), view(2, LOADING)], held) == ""
@@ -67,7 +74,7 @@ def test_it_stays_ready_while_versions_and_revisions_are_loaded_and_fail() -> No
     assert readiness.problem([view(state=BlockState.UNLOADED), view(2)], {"blk-m2"}) == ""
 
 
-def test_a_block_that_served_and_has_no_worker_makes_it_unready_until_one_comes() -> None:
+def test_a_served_block_without_workers_makes_it_unready_until_one_joins() -> None:
     readiness = settled(view(), view(model="n"))
     views = [view(), view(model="n", state=LOADING, has_served=True)]
     assert readiness.problem(views, {"blk-m1"}) == "model 'n' version 1 has no worker"
@@ -76,30 +83,30 @@ def test_a_block_that_served_and_has_no_worker_makes_it_unready_until_one_comes(
     assert readiness.problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
 
 
-def test_an_older_version_that_stands_in_for_one_that_was_lost_is_enough() -> None:
+def test_an_older_version_that_replaces_a_lost_one_is_enough() -> None:
     readiness = settled(view(2))
     lost = view(2, FAILED, has_served=True)
     assert readiness.problem([lost], set()) == "model 'm' version 2 has no worker"
     assert readiness.problem([lost, view(1)], {"blk-m1"}) == ""
 
 
-# --- whether requests are answered
+# --- answered requests
 
 
 class Block:
-    """One block, looked at four times a second."""
+    """One block, checked four times a second."""
 
-    def __init__(self, unanswered_s: float = 10.0) -> None:
+    def __init__(self) -> None:
         self.readiness = settled(view())
         self.now = 100.0
-        self.seen = BlockActivity(0, 0, 0, 0.0, 0.0, unanswered_s)
+        self.seen = BlockActivity(0, 0, 0, 0.0, 0.0)
         self.probes = 0
         self.look()
 
     def look(self, **changes: float) -> bool:
-        """Whether it is stuck."""
+        """Update readiness with changed activity; return True if the block is stuck."""
         self.seen = self.seen._replace(**changes)  # type: ignore[arg-type]
-        self.probes += len(self.readiness.look({"blk-m1": self.seen}, self.now))
+        self.probes += len(self.readiness.update({"blk-m1": self.seen}, self.now))
         return self.readiness.is_stuck("blk-m1")
 
     def pass_time(self, seconds: float) -> bool:
@@ -109,10 +116,10 @@ class Block:
         return stuck
 
     def answer(self) -> bool:
-        return self.look(heard=self.now)
+        return self.look(last_answer_at=self.now)
 
 
-def test_requests_that_wait_while_none_is_answered_make_it_unready() -> None:
+def test_waiting_requests_without_any_answer_make_it_unready() -> None:
     block = Block()
     block.answer()
     block.look(in_hand=3, waiting=1)
@@ -121,12 +128,12 @@ def test_requests_that_wait_while_none_is_answered_make_it_unready() -> None:
     assert not block.pass_time(2)
     assert block.probes == 2
     assert block.pass_time(1)
-    assert "has answered none of its requests for 12 s" in block.readiness.problem([view()], {"blk-m1"})
+    assert "has not answered any request for 12 s" in block.readiness.problem([view()], {"blk-m1"})
     assert not block.answer()
     assert block.readiness.problem([view()], {"blk-m1"}) == ""
 
 
-def test_requests_that_time_out_one_after_the_other_make_it_unready() -> None:
+def test_consecutive_timeouts_make_it_unready() -> None:
     block = Block()
     for number in range(1, 7):
         block.look(in_hand=1)
@@ -135,13 +142,13 @@ def test_requests_that_time_out_one_after_the_other_make_it_unready() -> None:
     assert block.pass_time(1)
 
 
-def test_a_single_request_that_takes_long_does_not() -> None:
+def test_a_single_long_request_does_not_make_it_unready() -> None:
     block = Block()
     block.look(in_hand=1)
     assert not block.pass_time(60)
 
 
-def test_a_request_with_hardly_any_time_does_not() -> None:
+def test_a_request_with_a_very_short_deadline_does_not_make_it_unready() -> None:
     block = Block()
     block.look(in_hand=1)
     block.pass_time(0.25)
@@ -149,7 +156,7 @@ def test_a_request_with_hardly_any_time_does_not() -> None:
     assert not block.pass_time(60)
 
 
-def test_a_busy_block_that_answers_is_not_stuck_however_long_its_queue() -> None:
+def test_a_busy_block_that_answers_is_not_stuck_whatever_its_queue() -> None:
     block = Block()
     block.look(in_hand=1000, waiting=900)
     for _ in range(30):
@@ -157,25 +164,25 @@ def test_a_busy_block_that_answers_is_not_stuck_however_long_its_queue() -> None
         assert not block.answer()
 
 
-def test_a_slow_block_has_more_patience() -> None:
+def test_a_slow_block_gets_more_time() -> None:
     block = Block()
     block.look(in_hand=5, waiting=2)
     block.pass_time(8)
-    block.look(heard=block.now, latency_s=8.0)
+    block.look(last_answer_at=block.now, latency_s=8.0)
     assert not block.pass_time(17)
     assert block.pass_time(2)
 
 
-def test_a_block_that_says_that_it_works_is_only_busy_with_what_nobody_waits_for() -> None:
+def test_a_block_that_reports_work_is_only_busy_with_abandoned_requests() -> None:
     block = Block()
     block.look(in_hand=8, waiting=2)
     for number in range(20):
         assert not block.pass_time(11)
         assert block.probes
-        assert not block.look(heard=block.now, unanswered=number)
+        assert not block.look(last_answer_at=block.now, unanswered=number)
 
 
-def test_what_was_stuck_and_has_nothing_to_do_gets_another_chance() -> None:
+def test_a_stuck_block_without_requests_gets_another_chance() -> None:
     block = Block()
     block.look(in_hand=1)
     block.pass_time(20)
@@ -184,21 +191,15 @@ def test_what_was_stuck_and_has_nothing_to_do_gets_another_chance() -> None:
     assert not block.pass_time(2)
 
 
-def test_what_leaves_the_memory_is_not_stuck_while_it_is_loaded_again() -> None:
+def test_an_unloaded_block_is_not_stuck_while_it_is_loaded_again() -> None:
     block = Block()
     block.look(in_hand=3, waiting=1)
     assert block.pass_time(13)
-    block.readiness.look({}, block.now)
+    block.readiness.update({}, block.now)
     assert not block.readiness.is_stuck("blk-m1")
 
 
-def test_a_model_may_say_that_it_does_not_matter() -> None:
-    block = Block(unanswered_s=0.0)
-    block.look(in_hand=3, waiting=1)
-    assert not block.pass_time(100)
-
-
-def test_a_version_that_was_replaced_does_not_matter_either() -> None:
+def test_a_replaced_version_does_not_matter() -> None:
     block = Block()
     block.look(in_hand=3, waiting=1)
     assert block.pass_time(13)

@@ -1,14 +1,14 @@
-"""From names to blocks, through the lives of workers."""
+"""Resolution of names to blocks while workers join and leave."""
 
 from dataclasses import replace
 
 import pytest
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
+from penstock.core.cluster.routes import NameRoute, Share
 from penstock.core.errors import Forbidden, ModelNotReady, PenstockError, UnknownModel
 from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest
-from penstock.core.routes import NameRoute, Share
 from penstock.core.settings import BlockSettings
 from penstock.serving.resolve import WITHDRAWN, Resolver
 
@@ -27,7 +27,7 @@ def held(*blocks: BlockDescription) -> dict[str, BlockDescription]:
     return {found.block_id: found for found in blocks}
 
 
-def test_the_newest_held_version_answers_for_the_model() -> None:
+def test_a_models_name_means_its_newest_held_version() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view("2"), view("10")])
     resolver.workers_changed(held(block("2"), block("10")))
@@ -44,7 +44,7 @@ def test_an_older_version_answers_while_the_newest_has_no_worker() -> None:
     assert resolver.resolve("m", "").version == "1"
 
 
-def test_a_block_whose_workers_died_stays_resolvable_but_not_ready() -> None:
+def test_a_block_without_workers_stays_resolvable_but_is_not_ready() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view()])
     resolver.workers_changed(held(block()))
@@ -54,7 +54,7 @@ def test_a_block_whose_workers_died_stays_resolvable_but_not_ready() -> None:
     assert not resolver.is_ready("m")
 
 
-def test_a_gateway_that_comes_later_catches_up() -> None:
+def test_a_gateway_that_starts_later_catches_up() -> None:
     resolver = Resolver()
     assert not resolver.has_caught_up()
     resolver.cluster_changed([view("1"), view("2", BlockState.LOADING)])
@@ -65,7 +65,7 @@ def test_a_gateway_that_comes_later_catches_up() -> None:
     assert resolver.has_caught_up()
 
 
-def test_unloaded_blocks_go_with_a_reason_for_those_who_wait() -> None:
+def test_unloaded_blocks_give_their_waiting_requests_a_reason() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view()])
     resolver.workers_changed(held(block()))
@@ -75,14 +75,14 @@ def test_unloaded_blocks_go_with_a_reason_for_those_who_wait() -> None:
         resolver.resolve("m", "")
 
 
-def test_a_failed_load_tells_why() -> None:
+def test_a_failed_load_reports_the_reason() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view(state=BlockState.FAILED, reason="no such file")])
     with pytest.raises(ModelNotReady, match="no such file"):
         resolver.resolve("m", "")
 
 
-def test_a_failed_reload_serves_on() -> None:
+def test_a_failed_reload_keeps_serving() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view()])
     resolver.workers_changed(held(block()))
@@ -90,7 +90,7 @@ def test_a_failed_reload_serves_on() -> None:
     assert resolver.resolve("m", "").block_id == "blk-m1"
 
 
-def test_unknown_names_and_versions_say_what_there_is() -> None:
+def test_errors_for_unknown_names_and_versions_list_the_existing_ones() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view()])
     with pytest.raises(UnknownModel, match="this server has: m"):
@@ -112,7 +112,7 @@ def test_a_dormant_block_resolves_and_is_ready() -> None:
     assert resolver.has_caught_up()
 
 
-def test_whether_a_block_is_described_is_told() -> None:
+def test_the_resolver_knows_whether_a_block_is_described() -> None:
     resolver = Resolver()
     with pytest.raises(UnknownModel):
         resolver.resolve("m", "")
@@ -124,7 +124,7 @@ def test_whether_a_block_is_described_is_told() -> None:
     assert resolver.resolve("m", "").is_described
 
 
-def test_a_block_that_stays_as_it_is_stays_the_same_object() -> None:
+def test_an_unchanged_block_stays_the_same_object() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view()])
     resolver.workers_changed(held(block()))
@@ -135,7 +135,7 @@ def test_a_block_that_stays_as_it_is_stays_the_same_object() -> None:
     assert resolver.resolve("m", "").fingerprint == "other files"
 
 
-def test_those_who_wait_for_a_block_that_fails_are_told_why() -> None:
+def test_requests_waiting_for_a_failing_block_get_the_reason() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view(state=BlockState.DORMANT)])
     resolver.workers_changed(held(block()))
@@ -144,7 +144,7 @@ def test_those_who_wait_for_a_block_that_fails_are_told_why() -> None:
     assert gone["blk-m1"].message == "model 'm' version 1 is failed (no such file)"
 
 
-def test_a_name_that_nobody_answers_is_told_by_its_newest_version() -> None:
+def test_the_error_for_an_unserved_name_is_that_of_its_newest_version() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view("1", BlockState.UNLOADED), view("2", BlockState.FAILED, "broken")])
     with pytest.raises(ModelNotReady, match=r"version 2 is failed \(broken\)"):
@@ -157,11 +157,11 @@ def test_a_name_that_nobody_answers_is_told_by_its_newest_version() -> None:
 # --- from one version to another
 
 
-def test_a_name_is_the_newest_version_that_is_ready() -> None:
+def test_a_name_means_the_newest_ready_version() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view("1"), view("2", BlockState.LOADING)])
     resolver.workers_changed(held(block("1"), block("2")))
-    assert resolver.resolve("m", "").version == "1", "some worker does not have the other yet"
+    assert resolver.resolve("m", "").version == "1", "one worker has not loaded the newer version yet"
     assert resolver.resolve("m", "2").version == "2"
     assert resolver.cluster_changed([view("1"), view("2", BlockState.FAILED, "on one worker")]) == {}
     assert resolver.resolve("m", "").version == "1"
@@ -169,14 +169,14 @@ def test_a_name_is_the_newest_version_that_is_ready() -> None:
     assert resolver.resolve("m", "").version == "2"
     assert list(gone) == ["blk-m1"]
     assert (gone["blk-m1"].reason, gone["blk-m1"].message) == (WITHDRAWN, "model 'm' version 1 is unloaded")
-    heir = resolver.heir("blk-m1")
-    assert heir is not None
-    assert heir.version == "2"
+    successor = resolver.successor("blk-m1")
+    assert successor is not None
+    assert successor.version == "2"
     with pytest.raises(ModelNotReady, match="version 1 is unloaded"):
         resolver.resolve("m", "1")
 
 
-def test_a_version_that_was_replaced_answers_until_its_successor_has_come() -> None:
+def test_a_replaced_version_answers_until_its_successor_is_ready() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view("1")])
     resolver.workers_changed(held(block("1")))
@@ -186,7 +186,7 @@ def test_a_version_that_was_replaced_answers_until_its_successor_has_come() -> N
     assert resolver.resolve("m", "").version == "2"
 
 
-def test_a_model_that_is_unloaded_is_not_called_by_its_name_however_long_workers_have_it() -> None:
+def test_an_unloaded_model_cannot_be_called_even_if_workers_still_hold_it() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view("1"), view("2")])
     resolver.workers_changed(held(block("1"), block("2")))
@@ -194,20 +194,20 @@ def test_a_model_that_is_unloaded_is_not_called_by_its_name_however_long_workers
     assert set(gone) == {"blk-m1", "blk-m2"}
     with pytest.raises(ModelNotReady, match="unloaded"):
         resolver.resolve("m", "")
-    assert resolver.heir("blk-m1") is None
+    assert resolver.successor("blk-m1") is None
 
 
-def test_what_went_stays_gone_until_it_is_served_again() -> None:
+def test_a_removed_block_stays_removed_until_it_is_served_again() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view("1")])
     resolver.workers_changed(held(block("1")))
     resolver.cluster_changed([view("1", BlockState.UNLOADED)])
-    assert list(resolver.workers_changed({})) == ["blk-m1"], "what comes back late is told so, too"
+    assert list(resolver.workers_changed({})) == ["blk-m1"], "a worker that returns late learns of the removal"
     resolver.cluster_changed([view("1", BlockState.LOADING)])
     assert resolver.workers_changed(held(block("1"))) == {}
 
 
-def test_a_block_of_other_files_is_no_longer_the_one_that_was_described() -> None:
+def test_a_block_with_changed_files_is_not_the_one_described_before() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view()])
     resolver.workers_changed(held(block()))
@@ -216,7 +216,7 @@ def test_a_block_of_other_files_is_no_longer_the_one_that_was_described() -> Non
     resolver.workers_changed(held(replace(block(), fingerprint="others")))
     assert not resolver.is_current(first)
     resolver.workers_changed(held(block()))
-    assert not resolver.is_current(first), "what began before may have run with the others"
+    assert not resolver.is_current(first), "earlier requests may have run with the other files"
 
 
 def routed(*shares: tuple[str, float], name: str = "m") -> NameRoute:
@@ -230,7 +230,7 @@ def ready_resolver(draws: list[float]) -> Resolver:
     return resolver
 
 
-def test_a_blocks_id_is_a_name_of_its_own() -> None:
+def test_a_blocks_id_is_also_a_name() -> None:
     resolver = ready_resolver([])
     assert resolver.resolve("blk-m1", "").version == "1"
     assert resolver.choose(InferRequest("blk-m1", [])).version == "1"
@@ -240,10 +240,10 @@ def test_a_blocks_id_is_a_name_of_its_own() -> None:
     assert len(resolver.blocks()) == 2
 
 
-def test_a_route_splits_a_name_and_nothing_else() -> None:
+def test_a_route_splits_only_its_name() -> None:
     resolver = ready_resolver([0.1, 0.99])
     resolver.routes_changed([routed(("blk-m1", 95), ("blk-m2", 5))])
-    assert resolver.resolve("m", "").version == "1", "what describes it"
+    assert resolver.resolve("m", "").version == "1", "version 1 describes the name"
     assert [resolver.choose(InferRequest("m", [])).version for _ in range(2)] == ["1", "2"]
     assert resolver.choose(InferRequest("m", [], "2")).version == "2"
     assert resolver.choose(InferRequest("blk-m2", [])).version == "2"
@@ -253,7 +253,7 @@ def test_a_route_splits_a_name_and_nothing_else() -> None:
     assert resolver.resolve("m", "").version == "2"
 
 
-def test_a_route_may_have_a_name_of_its_own() -> None:
+def test_a_route_can_have_its_own_name() -> None:
     resolver = ready_resolver([0.0])
     resolver.routes_changed([routed(("blk-m1", 1), name="either")])
     assert resolver.choose(InferRequest("either", [])).version == "1"
@@ -261,32 +261,32 @@ def test_a_route_may_have_a_name_of_its_own() -> None:
     with pytest.raises(UnknownModel):
         resolver.choose(InferRequest("either", [], "1"))
     resolver.workers_changed({})
-    assert resolver.resolve("either", "").version == "1", "requests wait for its workers"
+    assert resolver.resolve("either", "").version == "1", "requests wait for the workers of version 1"
     resolver.routes_changed([routed(("blk-gone", 1), name="either")])
-    with pytest.raises(ModelNotReady, match="answers for 'either'"):
+    with pytest.raises(ModelNotReady, match="serves 'either'"):
         resolver.choose(InferRequest("either", []))
 
 
-def test_a_route_without_a_block_that_can_be_asked_leaves_the_name_as_it_is() -> None:
+def test_a_route_without_usable_blocks_leaves_the_name_unchanged() -> None:
     resolver = ready_resolver([0.5, 0.5])
     resolver.routes_changed([routed(("blk-gone", 1))])
     assert resolver.choose(InferRequest("m", [])).version == "2"
     resolver.routes_changed([routed(("blk-m2", 99), ("blk-m1", 1))])
     resolver.workers_changed(held(block("1")))
-    assert resolver.choose(InferRequest("m", [])).version == "1", "whose workers are here"
+    assert resolver.choose(InferRequest("m", [])).version == "1", "only version 1 has workers"
 
 
-def test_a_block_that_goes_leaves_its_requests_to_what_answers_for_its_name() -> None:
+def test_requests_of_a_removed_block_go_to_the_block_of_its_name() -> None:
     resolver = ready_resolver([])
     resolver.routes_changed([routed(("blk-m1", 1))])
     resolver.cluster_changed([view("1"), view("2", BlockState.UNLOADED)])
-    heir = resolver.heir("blk-m2")
-    assert heir is not None
-    assert heir.version == "1"
+    successor = resolver.successor("blk-m2")
+    assert successor is not None
+    assert successor.version == "1"
 
 
 def told(resolver: Resolver, name: str, version: str, principal: Principal) -> tuple[type[PenstockError], str]:
-    """What both ways say, with the name left out."""
+    """Return the error of `resolve` and `choose`, which must be equal, without the model's name."""
     said: set[tuple[type[PenstockError], str]] = set()
     for ask in (
         lambda: resolver.resolve(name, version, principal),
@@ -300,7 +300,7 @@ def told(resolver: Resolver, name: str, version: str, principal: Principal) -> t
 
 
 def two_models() -> Resolver:
-    """Of `m` two versions, and `other`."""
+    """Return a resolver with two versions of `m`, and `other`."""
     resolver = ready_resolver([0.0] * 100)
     views = [view("1"), view("2"), BlockView("blk-other1", "other", "1", BlockState.READY, "")]
     resolver.cluster_changed(views)
@@ -309,7 +309,7 @@ def two_models() -> Resolver:
 
 
 @pytest.mark.parametrize("principal", [Principal("k", "k", models=("oth*",)), Principal("k", "k", blocks=("*other*",))])
-def test_what_a_key_may_not_ask_is_not_there(principal: Principal) -> None:
+def test_blocks_forbidden_for_a_key_do_not_exist_for_it(principal: Principal) -> None:
     resolver = two_models()
     assert resolver.resolve("other", "", principal).model == "other"
     assert resolver.choose(InferRequest("blk-other1", [], principal=principal)).model == "other"
@@ -323,16 +323,16 @@ def test_what_a_key_may_not_ask_is_not_there(principal: Principal) -> None:
     assert resolver.may_change(principal, "other")
 
 
-def test_a_key_for_one_version_sees_that_alone() -> None:
+def test_a_key_for_one_version_sees_only_that_version() -> None:
     resolver, principal = two_models(), Principal("k", "k", blocks=("blk-m1",))
     assert resolver.resolve("m", "1", principal).version == "1"
     assert resolver.versions("m", principal) == ["1"]
     assert told(resolver, "m", "2", principal) == (UnknownModel, "model 'NAME' has no version '2'; it has 1")
-    assert told(resolver, "m", "", principal)[0] is Forbidden, "2 answers for the name"
+    assert told(resolver, "m", "", principal)[0] is Forbidden, "version 2 answers for the name"
     assert not resolver.may_change(principal, "m")
 
 
-def test_what_is_not_ready_is_told_to_whom_it_concerns() -> None:
+def test_only_callers_with_access_learn_that_a_block_is_not_ready() -> None:
     resolver = two_models()
     resolver.cluster_changed([view("1", BlockState.FAILED, "no file"), view("2", BlockState.UNLOADED)])
     resolver.workers_changed({})
@@ -341,7 +341,7 @@ def test_what_is_not_ready_is_told_to_whom_it_concerns() -> None:
     assert told(resolver, "m", "", Principal("k", "k", models=("x",)))[0] is UnknownModel
 
 
-def test_a_key_may_be_for_a_routes_name() -> None:
+def test_a_key_can_be_limited_to_a_routes_name() -> None:
     resolver = two_models()
     resolver.routes_changed([routed(("blk-m1", 1), name="either")])
     principal = Principal("k", "k", models=("either",))

@@ -1,8 +1,8 @@
-"""The order of a request, and that each one is counted, told of and let go, however it ends."""
+"""The order of a request's steps, and that each request is counted, logged and released, however it ends."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.config import AccessSettings, CacheSettings, Limits, Telemetry
+from penstock.core.config import AccessSettings, CacheSettings, Limits, QuotaSettings, Telemetry
 from penstock.core.errors import (
     BUG,
     Draining,
@@ -24,6 +24,7 @@ from penstock.core.errors import (
     InternalError,
     InvalidRequest,
     ModelNotReady,
+    NoMatch,
     PenstockError,
     QueueFull,
     RateLimited,
@@ -32,20 +33,21 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.core.principals import KeyLimits, Principal
-from penstock.core.requests import PLAIN, InferRequest, InferResponse, Parameter, Timing
+from penstock.core.requests import PLAIN, InferRequest, InferResponse, PacketFields, Parameter, Timing
 from penstock.core.settings import BlockSettings, Routing, Timeouts
 from penstock.core.tensors import Tensor
+from penstock.features.cache.cache_key import CacheKeys
+from penstock.features.cache.responses import ResponseCache
+from penstock.features.cache.stores.cache_store import open_store
+from penstock.features.limits.meter import Meter
+from penstock.features.quotas.quota_check import QuotaCheck
+from penstock.features.sessions.ordered_sessions import OrderedSessions
+from penstock.features.sessions.session_runs import SessionRuns
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
-from penstock.serving.cache.key import KeyMaker
-from penstock.serving.cache.responses import ResponseCache
-from penstock.serving.meter import Meter
 from penstock.serving.resolve import WITHDRAWN, Resolver
 from penstock.serving.serve import Serving
-from penstock.serving.sessions.ordered import OrderedSessions
-from penstock.serving.sessions.runs import SessionRuns
-from penstock.storage.cache.store import open_store
-from penstock.storage.limits.memory import MemoryLimitStore
+from penstock.storage.limits.memory_limits import MemoryLimitStore
 from penstock.telemetry.metrics import CacheMetrics, LimitMetrics, ServingMetrics
 from penstock.telemetry.traces import Traces
 
@@ -79,13 +81,14 @@ def ask(model: str = "plain", rows: int = 1, **more: Any) -> InferRequest:
 
 
 class FakeDispatcher:
-    """Gives back the inputs, once or for a stream `answers` times; or fails, or waits at the gate."""
+    """Returns the inputs, `answers` times for a stream; or fails, or waits at the gate."""
 
     def __init__(self) -> None:
         self.ran: list[tuple[BlockDescription, InferRequest, float]] = []
         self.error: Exception | None = None
-        self.failing: set[str] | None = None  # blocks that meet the error; None: all
+        self.failing: set[str] | None = None  # blocks that get the error; None: all
         self.answers = 3
+        self.failing_answer = 0  # of a stream, from 0: the answer that gets the error
         self.parameters: dict[str, Parameter] = {}
         self.is_called = asyncio.Event()
         self.gate = asyncio.Event()
@@ -96,23 +99,44 @@ class FakeDispatcher:
         return described.settings.routing
 
     async def run(self, described: BlockDescription, request: InferRequest, deadline: float) -> InferResponse:
+        if request.answers is None:
+            return await self._answer(described, request, deadline)
+        try:
+            for index in range(self.answers - 1):
+                answer = await self._answer(described, request, deadline, index)
+                assert request.answers.put(replace(answer, is_final=False))
+            return await self._answer(described, request, deadline, self.answers - 1)
+        finally:
+            self.closed_streams += 1
+
+    async def _answer(
+        self, described: BlockDescription, request: InferRequest, deadline: float, index: int = 0
+    ) -> InferResponse:
         self.ran.append((described, request, deadline))
         self.is_called.set()
         await self.gate.wait()
-        if self.error is not None and (self.failing is None or described.block_id in self.failing):
+        is_failing = self.failing is None or described.block_id in self.failing
+        if self.error is not None and is_failing and index >= self.failing_answer:
             raise self.error
         timing = Timing(compute_ns=1_000, batch_rows=2)
         return InferResponse(request.model, "", request.request_id, request.inputs, timing, dict(self.parameters))
 
-    async def stream(
-        self, described: BlockDescription, request: InferRequest, deadline: float
-    ) -> AsyncGenerator[InferResponse, None]:
-        try:
-            for index in range(self.answers):
-                answer = await self.run(described, request, deadline)
-                yield replace(answer, is_final=index == self.answers - 1)
-        finally:
-            self.closed_streams += 1
+
+class FakeSearch:
+    """Returns block ids, or raises errors, in the given order."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[str | Exception] = []
+        self.asked: list[tuple[str, float]] = []
+
+    async def resolve(self, request: InferRequest, deadline: float) -> str:
+        assert request.packet is not None
+        self.asked.append((request.packet.query_parameters, deadline))
+        await asyncio.sleep(0)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 class Bed:
@@ -130,13 +154,25 @@ class Bed:
         self.metrics = ServingMetrics(self.registry)
         self.now = 0.0
         self.meter = Meter(MemoryLimitStore(lambda: self.now), AccessSettings(), LimitMetrics(self.registry))
+        self.quotas = QuotaSettings()
+        self.search = FakeSearch()
         self.serving = self.build(Traces(Telemetry(), "test"))
 
     def build(self, traces: Traces) -> Serving:
         dispatcher = cast(Dispatcher, self.dispatcher)
         sessions = OrderedSessions("g-0", self.sessions)
+        quotas = QuotaCheck(MemoryLimitStore(lambda: self.now), self.quotas, LimitMetrics(CollectorRegistry()))
         return Serving(
-            self.admission, self.resolver, self.cache, sessions, dispatcher, self.metrics, traces, self.meter
+            self.admission,
+            self.resolver,
+            self.cache,
+            sessions,
+            dispatcher,
+            self.metrics,
+            traces,
+            self.meter,
+            quotas,
+            self.search,
         )
 
     async def stream(self, request: InferRequest) -> list[InferResponse]:
@@ -151,7 +187,7 @@ class Bed:
         return self.registry.get_sample_value("penstock_requests_total", labels) or 0.0
 
     def counted(self) -> float:
-        """All requests, whatever became of them."""
+        """Return the number of all requests, whatever their outcome."""
         self.serving.plans.tallies.flush()
         found = self.registry.collect()
         return sum(s.value for metric in found for s in metric.samples if s.name == "penstock_requests_total")
@@ -166,7 +202,7 @@ class Bed:
 
 @pytest.fixture
 async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
-    """Fails when a test leaves a request admitted."""
+    """Fail if a test leaves a request admitted."""
     bed = Bed(tmp_path)
     yield bed
     await bed.sessions.close()
@@ -178,8 +214,8 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
 
 
 @pytest.mark.parametrize(("way", "model"), WAYS)
-async def test_each_step_refuses_before_the_next_is_asked(bed: Bed, way: str, model: str) -> None:
-    """A request that is wrong in every way, made right step by step."""
+async def test_each_step_refuses_before_the_next_one_runs(bed: Bed, way: str, model: str) -> None:
+    """Start with a request that is wrong in every way, and correct it step by step."""
     request = ask("nobody", rows=MAX_ROWS + 1, size_bytes=2000, parameters={"priority": "high"})
     bed.admission.is_draining = True
     with pytest.raises(Draining):
@@ -202,13 +238,51 @@ async def test_each_step_refuses_before_the_next_is_asked(bed: Bed, way: str, mo
     assert bed.dispatcher.ran[0][1] is request
 
 
-async def test_an_answer_names_the_version_that_gave_it(bed: Bed) -> None:
+async def test_an_answer_has_the_version_that_gave_it(bed: Bed) -> None:
     assert (await bed.serving.serve(ask())).version == "3"
     assert [answer.version for answer in await bed.stream(ask("talker"))] == ["3", "3", "3"]
 
 
+def ask_by_query(**fields: Any) -> InferRequest:
+    return ask("", packet=PacketFields("s-1", query_parameters="{}"), **fields)
+
+
 @pytest.mark.parametrize(("way", "model"), WAYS)
-async def test_a_request_whose_version_went_before_it_ran_is_run_by_the_next(bed: Bed, way: str, model: str) -> None:
+async def test_a_search_selects_the_block_of_a_request_with_a_query(bed: Bed, way: str, model: str) -> None:
+    bed.search.outcomes = [f"blk-{model}"]
+    await bed.send(way, ask_by_query(timeout_s=3.0))
+    assert bed.dispatcher.ran[0][0].block_id == f"blk-{model}"
+    assert bed.search.asked[0][1] == pytest.approx(time.monotonic() + 3.0, abs=3.0)
+    assert bed.count(model, "ok") == 1
+
+
+async def test_a_search_without_a_result_fails_the_request_after_admission(bed: Bed) -> None:
+    bed.search.outcomes = [NoMatch("none of 2 blocks"), "blk-gone"]
+    with pytest.raises(NoMatch):
+        await bed.serving.serve(ask_by_query())
+    assert bed.count("", "no_match") == 1
+    with pytest.raises(UnknownModel):
+        await bed.serving.serve(ask_by_query())
+    bed.admission.is_draining = True
+    with pytest.raises(Draining):
+        await bed.serving.serve(ask_by_query())
+    assert bed.dispatcher.ran == []
+    assert len(bed.search.asked) == 2
+
+
+async def test_a_request_whose_found_block_was_withdrawn_searches_again(bed: Bed) -> None:
+    bed.search.outcomes = ["blk-plain", "blk-unbatched"]
+    bed.dispatcher.error = ModelNotReady("version 3 is unloaded", reason=WITHDRAWN)
+    bed.dispatcher.failing = {"blk-plain"}
+    await bed.serving.serve(ask_by_query())
+    assert [block.block_id for block, *_ in bed.dispatcher.ran] == ["blk-plain", "blk-unbatched"]
+    bed.search.outcomes = ["blk-plain", "blk-plain"]
+    with pytest.raises(ModelNotReady):
+        await bed.serving.serve(ask_by_query())
+
+
+@pytest.mark.parametrize(("way", "model"), WAYS)
+async def test_a_request_whose_version_was_removed_is_run_by_the_next_version(bed: Bed, way: str, model: str) -> None:
     old = bed.resolver.resolve(model, "")
     new = replace(old, block_id="blk-new", version="4")
     bed.dispatcher.error = ModelNotReady("version 3 is unloaded", reason=WITHDRAWN)
@@ -229,21 +303,19 @@ async def test_a_request_whose_version_went_before_it_ran_is_run_by_the_next(bed
 
 
 @pytest.mark.parametrize(("asked", "reason"), [("3", WITHDRAWN), ("", "other")])
-async def test_a_request_for_that_version_alone_or_that_failed_otherwise_is_told(
-    bed: Bed, asked: str, reason: str
-) -> None:
+async def test_a_request_for_one_version_or_with_another_error_fails(bed: Bed, asked: str, reason: str) -> None:
     bed.dispatcher.error = ModelNotReady("it went", reason=reason)
     with pytest.raises(ModelNotReady, match="it went"):
         await bed.serving.serve(ask(version=asked))
     assert len(bed.dispatcher.ran) == 1
 
 
-async def test_what_is_no_batch_has_no_rows_to_count(bed: Bed) -> None:
+async def test_rows_of_a_model_without_a_batch_dimension_are_not_limited(bed: Bed) -> None:
     await bed.serving.serve(ask("unbatched", rows=MAX_ROWS + 1))
     assert len(bed.dispatcher.ran) == 1
 
 
-async def test_a_request_is_admitted_while_it_runs(bed: Bed) -> None:
+async def test_a_request_stays_admitted_while_it_runs(bed: Bed) -> None:
     bed.dispatcher.gate.clear()
     running = asyncio.create_task(bed.send("serve", ask(size_bytes=99)))
     await bed.dispatcher.is_called.wait()
@@ -252,7 +324,7 @@ async def test_a_request_is_admitted_while_it_runs(bed: Bed) -> None:
     await running
 
 
-async def test_what_a_request_asks_of_the_server_goes_with_it(bed: Bed) -> None:
+async def test_a_requests_controls_are_passed_on(bed: Bed) -> None:
     await bed.serving.serve(ask())
     await bed.serving.serve(ask("kept", parameters={"cache": "bypass"}))
     assert [request.controls.cache for _, request, _ in bed.dispatcher.ran] == ["use", "bypass"]
@@ -274,7 +346,7 @@ async def test_what_a_request_asks_of_the_server_goes_with_it(bed: Bed) -> None:
         pytest.param(None, {"timeout": "2"}, REQUEST_S, id="a text is none"),
     ],
 )
-async def test_the_deadline_that_holds(
+async def test_the_shortest_deadline_applies(
     bed: Bed, way: str, caller_s: float | None, parameters: dict[str, Parameter], expected_s: float
 ) -> None:
     before = time.monotonic()
@@ -284,7 +356,7 @@ async def test_the_deadline_that_holds(
     assert before + expected_s <= deadline <= time.monotonic() + expected_s
 
 
-async def test_a_timeout_for_queues_alone_leaves_the_deadline(bed: Bed) -> None:
+async def test_a_timeout_for_queues_alone_keeps_the_deadline(bed: Bed) -> None:
     before = time.monotonic()
     await bed.serving.serve(ask("patient", parameters={"timeout": 2_000_000}))
     _, request, deadline = bed.dispatcher.ran[0]
@@ -295,7 +367,7 @@ async def test_a_timeout_for_queues_alone_leaves_the_deadline(bed: Bed) -> None:
 # --- cache and sessions
 
 
-async def test_a_kept_answer_runs_nothing(bed: Bed) -> None:
+async def test_a_cached_answer_runs_nothing(bed: Bed) -> None:
     miss = await bed.serving.serve(ask("kept"))
     hit = await bed.serving.serve(ask("kept", request_id="r-2"))
     assert len(bed.dispatcher.ran) == 1
@@ -304,15 +376,15 @@ async def test_a_kept_answer_runs_nothing(bed: Bed) -> None:
     assert bed.count("kept", "ok") == 2
 
 
-async def test_a_miss_is_digested_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_of_a_miss_is_computed_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     digested: list[InferRequest] = []
-    make_key = KeyMaker.key
+    make_key = CacheKeys.key
 
-    def counted(maker: KeyMaker, request: InferRequest) -> bytes:
+    def counted(maker: CacheKeys, request: InferRequest) -> bytes:
         digested.append(request)
         return make_key(maker, request)
 
-    monkeypatch.setattr(KeyMaker, "key", counted)
+    monkeypatch.setattr(CacheKeys, "key", counted)
     await bed.serving.serve(ask("kept"))
     assert len(digested) == 1
 
@@ -331,10 +403,10 @@ async def test_a_stream_is_resolved_once(bed: Bed, monkeypatch: pytest.MonkeyPat
     async with aclosing(bed.serving.stream(ask("talker"), bed.resolver.resolve("talker", ""))) as answers:
         assert len([answer async for answer in answers]) == 3
     await bed.serving.serve(ask("plain"), bed.resolver.resolve("plain", ""))
-    assert resolved == ["talker"]  # the others by the caller, and not again
+    assert resolved == ["talker"]  # the others by the caller, and not again here
 
 
-async def test_requests_alike_in_flight_share_one_run(bed: Bed) -> None:
+async def test_identical_requests_in_flight_share_one_run(bed: Bed) -> None:
     answers = await asyncio.gather(*(bed.serving.serve(ask("kept", request_id=f"r-{n}")) for n in range(3)))
     assert len(bed.dispatcher.ran) == 1
     assert [answer.request_id for answer in answers] == ["r-0", "r-1", "r-2"]
@@ -342,7 +414,7 @@ async def test_requests_alike_in_flight_share_one_run(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("model", ["plain", "kept"])
-async def test_a_session_has_its_order_and_no_cache(bed: Bed, model: str) -> None:
+async def test_a_request_of_an_ordered_session_is_not_cached(bed: Bed, model: str) -> None:
     steps = [ask(model, parameters={"session_id": "s", "seq_no": number}) for number in (2, 1)]
     answers = await asyncio.gather(*(bed.serving.serve(step) for step in steps))
     assert [answer.parameters for answer in answers] == [{"session_step": 2}, {"session_step": 1}]
@@ -353,7 +425,7 @@ async def test_a_session_has_its_order_and_no_cache(bed: Bed, model: str) -> Non
     assert len(bed.dispatcher.ran) == 2
 
 
-async def test_an_ended_session_is_told_of(bed: Bed) -> None:
+async def test_the_end_of_a_session_is_published(bed: Bed) -> None:
     await bed.serving.serve(ask(parameters={"session_id": "s", "seq_no": 1, "sequence_end": True}))
     with pytest.raises(SessionError):
         await bed.serving.serve(ask(parameters={"session_id": "s", "seq_no": 2}))
@@ -363,14 +435,14 @@ async def test_an_ended_session_is_told_of(bed: Bed) -> None:
 # --- decoupled models
 
 
-async def test_a_model_of_many_answers_is_not_served_with_one(bed: Bed) -> None:
+async def test_one_answer_of_a_decoupled_model_is_refused(bed: Bed) -> None:
     with pytest.raises(InvalidRequest, match=r"model 'talker' may give many answers.*ModelStreamInfer"):
         await bed.serving.serve(ask("talker"))
     assert bed.dispatcher.ran == []
     assert bed.count("talker", "invalid_request") == 1
 
 
-async def test_a_stream_gives_every_answer_and_counts_one_request(bed: Bed) -> None:
+async def test_a_stream_returns_every_answer_and_counts_as_one_request(bed: Bed) -> None:
     answers = await bed.stream(ask("talker", protocol="grpc-stream"))
     assert [answer.is_final for answer in answers] == [False, False, True]
     assert bed.count("talker", "ok", "grpc-stream") == 1
@@ -379,14 +451,14 @@ async def test_a_stream_gives_every_answer_and_counts_one_request(bed: Bed) -> N
 
 
 @pytest.mark.parametrize("model", ["plain", "kept"])
-async def test_a_stream_of_other_models_is_one_answer(bed: Bed, model: str) -> None:
+async def test_a_stream_of_another_model_has_one_answer(bed: Bed, model: str) -> None:
     (answer,) = await bed.stream(ask(model))
     assert answer.is_final
     assert bed.count(model, "ok") == 1
     assert bed.dispatcher.closed_streams == 0
 
 
-async def test_an_id_alone_is_no_order_and_no_record(bed: Bed) -> None:
+async def test_a_session_id_alone_has_no_order_and_no_record(bed: Bed) -> None:
     session: dict[str, Parameter] = {"session_id": "s"}
     assert (await bed.serving.serve(ask(parameters=session))).parameters == {}
     assert [answer.parameters for answer in await bed.stream(ask("talker", parameters=session))] == [{}] * 3
@@ -416,7 +488,7 @@ async def test_a_stream_of_an_unknown_model_counts_once(bed: Bed) -> None:
     assert bed.counted() == 1
 
 
-async def test_a_stream_is_admitted_until_its_last_answer(bed: Bed) -> None:
+async def test_a_stream_stays_admitted_until_its_last_answer(bed: Bed) -> None:
     async with aclosing(bed.serving.stream(ask("talker"))) as answers:
         await anext(answers)
         assert bed.admission.inflight_requests == 1
@@ -425,7 +497,7 @@ async def test_a_stream_is_admitted_until_its_last_answer(bed: Bed) -> None:
     assert bed.admission.inflight_requests == 0
 
 
-# --- however it ends: counted, told of, released
+# --- every end: counted, logged, released
 
 
 @pytest.mark.parametrize(("way", "model"), WAYS)
@@ -458,7 +530,7 @@ async def test_a_refusal_is_counted_by_its_reason_and_not_logged(bed: Bed, way: 
     assert logs == []
 
 
-async def test_a_name_that_nobody_knows_is_no_label(bed: Bed) -> None:
+async def test_an_unknown_name_does_not_become_a_label(bed: Bed) -> None:
     with capture_logs() as logs, pytest.raises(UnknownModel):
         await bed.serving.serve(ask("nobody"))
     assert bed.count("", "unknown_model") == 1
@@ -479,7 +551,7 @@ async def test_a_caller_that_leaves_is_counted_and_logged(bed: Bed, way: str, mo
     assert bed.admission.inflight_requests == 0
 
 
-async def test_a_stream_closed_early_ends_the_run_behind_it(bed: Bed) -> None:
+async def test_closing_a_stream_early_ends_its_run(bed: Bed) -> None:
     answers = bed.serving.stream(ask("talker"))
     await anext(answers)
     with capture_logs() as logs:
@@ -489,10 +561,10 @@ async def test_a_stream_closed_early_ends_the_run_behind_it(bed: Bed) -> None:
     assert [entry["error"] for entry in logs] == ["the caller left"]
 
 
-async def test_a_stream_that_fails_in_its_midst_is_a_failure(bed: Bed) -> None:
+async def test_a_stream_that_fails_between_answers_is_a_failure(bed: Bed) -> None:
+    bed.dispatcher.error, bed.dispatcher.failing_answer = EngineFailed("no more"), 1
     answers = bed.serving.stream(ask("talker"))
     await anext(answers)
-    bed.dispatcher.error = EngineFailed("no more")
     with pytest.raises(EngineFailed):
         await anext(answers)
     assert (bed.count("talker", "engine_failed"), bed.count("talker", "ok")) == (1, 0)
@@ -500,7 +572,7 @@ async def test_a_stream_that_fails_in_its_midst_is_a_failure(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(("way", "model"), WAYS)
-async def test_a_bug_is_logged_and_counted_and_told_without_its_innards(bed: Bed, way: str, model: str) -> None:
+async def test_a_bug_is_logged_and_counted_and_reported_without_details(bed: Bed, way: str, model: str) -> None:
     bed.dispatcher.error = ZeroDivisionError("a secret")
     with capture_logs() as logs, pytest.raises(InternalError) as caught:
         await bed.send(way, ask(model))
@@ -512,7 +584,7 @@ async def test_a_bug_is_logged_and_counted_and_told_without_its_innards(bed: Bed
     assert told["exc_info"] is bed.dispatcher.error
 
 
-async def test_what_serving_itself_does_wrong_is_a_bug_like_others(bed: Bed) -> None:
+async def test_an_exception_in_serving_itself_is_a_bug(bed: Bed) -> None:
     request = ask()
     request.parameters = cast(dict[str, Parameter], 5)
     with capture_logs() as logs, pytest.raises(InternalError):
@@ -531,8 +603,8 @@ async def test_an_internal_error_of_a_worker_is_a_failure_like_others(bed: Bed) 
 @pytest.mark.parametrize(
     ("error", "refused"), [(InvalidRequest("what is this?"), 0.0), (RequestTooLarge("too large"), 1.0)]
 )
-def test_what_an_edge_turns_away_is_counted(bed: Bed, error: PenstockError, refused: float) -> None:
-    bed.serving.turned_away("websocket", error)
+def test_refusals_of_endpoints_are_counted(bed: Bed, error: PenstockError, refused: float) -> None:
+    bed.serving.count_rejected("websocket", error)
     labels = {"model": "", "version": "", "protocol": "websocket", "code": error.code}
     assert bed.registry.get_sample_value("penstock_requests_total", labels) == 1
     assert bed.refusals(error.code) == refused
@@ -541,7 +613,7 @@ def test_what_an_edge_turns_away_is_counted(bed: Bed, error: PenstockError, refu
 # --- traces
 
 
-async def test_no_span_where_traces_are_off(bed: Bed) -> None:
+async def test_without_tracing_there_are_no_spans(bed: Bed) -> None:
     await bed.serving.serve(ask(traceparent=TRACE))
     assert bed.dispatcher.ran[0][1].traceparent == TRACE
     assert not bed.serving.is_traced
@@ -562,7 +634,7 @@ def only_span(bed: Bed) -> ReadableSpan:
 
 
 @pytest.mark.parametrize(("way", "model"), WAYS)
-async def test_a_span_goes_on_with_the_request(traced: Bed, way: str, model: str) -> None:
+async def test_a_span_covers_the_request(traced: Bed, way: str, model: str) -> None:
     await traced.send(way, ask(model, traceparent=TRACE))
     span = only_span(traced)
     assert traced.serving.is_traced
@@ -579,7 +651,7 @@ async def test_a_span_goes_on_with_the_request(traced: Bed, way: str, model: str
 
 @pytest.mark.parametrize(("way", "model"), WAYS)
 @pytest.mark.parametrize("error", [EngineFailed("it broke"), ZeroDivisionError("a bug")])
-async def test_a_span_ends_with_what_went_wrong(traced: Bed, error: Exception, way: str, model: str) -> None:
+async def test_a_span_ends_with_its_error(traced: Bed, error: Exception, way: str, model: str) -> None:
     traced.dispatcher.error = error
     with pytest.raises(PenstockError):
         await traced.send(way, ask(model))
@@ -612,7 +684,7 @@ def limited(name: str = "batch", **limits: float) -> Principal:
 
 
 @pytest.mark.parametrize(("way", "model"), WAYS)
-async def test_a_caller_beyond_its_rate_is_refused_and_nothing_runs(bed: Bed, way: str, model: str) -> None:
+async def test_a_caller_over_its_rate_is_refused_and_nothing_runs(bed: Bed, way: str, model: str) -> None:
     key = limited(requests_per_s=2)
     for _ in range(2):
         await bed.send(way, ask(model, principal=key))
@@ -632,17 +704,17 @@ async def test_rows_are_those_of_the_batch(bed: Bed) -> None:
     key = limited(rows_per_s=6)
     await bed.serving.serve(ask("unbatched", rows=4, principal=key))
     await bed.serving.serve(ask(rows=4, principal=key))
-    with pytest.raises(RateLimited, match="6 rows a second"):
+    with pytest.raises(RateLimited, match="6 rows per second"):
         await bed.serving.serve(ask(rows=2, principal=key))
     request = ask(rows=1, principal=key)
     await bed.serving.serve(request)
-    assert [(each.name, each.remaining) for each in request.standings] == [("rows", 0)]
+    assert [(each.name, each.remaining) for each in request.limit_statuses] == [("rows", 0)]
 
 
 @pytest.mark.parametrize(
     ("way", "model", "counted"), [("serve", "plain", 1), ("stream", "plain", 1), ("stream", "talker", 3)]
 )
-async def test_tokens_are_owed_when_they_are_known(bed: Bed, way: str, model: str, counted: int) -> None:
+async def test_tokens_are_charged_when_they_are_known(bed: Bed, way: str, model: str, counted: int) -> None:
     key = limited(tokens_per_s=10)
     bed.dispatcher.parameters = {"tokens": 40}
     await bed.send(way, ask(model, principal=key))
@@ -653,7 +725,7 @@ async def test_tokens_are_owed_when_they_are_known(bed: Bed, way: str, model: st
 
 
 @pytest.mark.parametrize("way", ["serve", "stream"])
-async def test_no_more_than_so_many_are_inside_and_who_leaves_makes_room(bed: Bed, way: str) -> None:
+async def test_concurrent_requests_are_limited_and_a_leaving_caller_makes_room(bed: Bed, way: str) -> None:
     key = limited(concurrency=1)
     bed.dispatcher.gate.clear()
     first = asyncio.create_task(bed.send(way, ask(principal=key)))
@@ -672,7 +744,7 @@ async def test_no_more_than_so_many_are_inside_and_who_leaves_makes_room(bed: Be
     await bed.send(way, ask(principal=key))
 
 
-async def test_what_is_refused_before_takes_nothing(bed: Bed) -> None:
+async def test_refused_requests_charge_nothing(bed: Bed) -> None:
     key = limited(requests_per_s=1)
     for request in (ask(rows=MAX_ROWS + 1, principal=key), ask("nobody", principal=key)):
         with pytest.raises((RequestTooLarge, UnknownModel)):

@@ -1,4 +1,4 @@
-"""Private files, and which faults are the disk's."""
+"""Private files, and errors that are caused by the disk."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ def test_a_file_and_its_folder_are_their_owners_alone(tmp_path: Path) -> None:
     make_private(file)
     assert file.read_text() == "kept"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert file.parent.stat().st_mode & 0o777 == 0o755, "a folder that was there keeps its mode"
+    assert file.parent.stat().st_mode & 0o777 == 0o755, "an existing folder keeps its mode"
 
 
 def test_another_users_file_that_we_may_write_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,11 +34,11 @@ def test_another_users_file_that_we_may_write_is_used(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_a_full_or_read_only_disk_is_told_apart(code: int) -> None:
+def test_full_and_read_only_disks_are_recognized(code: int) -> None:
     assert is_unwritable(OSError(code, os.strerror(code)))
 
 
-def test_other_faults_are_the_files() -> None:
+def test_other_errors_are_not_the_disks() -> None:
     assert not is_unwritable(IsADirectoryError(errno.EISDIR, "Is a directory"))
     assert not is_unwritable(ValueError("no"))
     with sqlite3.connect(":memory:") as connection, pytest.raises(sqlite3.Error) as raised:

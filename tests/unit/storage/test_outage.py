@@ -1,9 +1,9 @@
-"""A store that is away is tried now and then."""
+"""Attempts to reach a store during an outage."""
 
 from penstock.storage.outage import RETRY_S, Outage
 
 
-def test_while_it_is_away_one_caller_at_a_time_tries() -> None:
+def test_during_an_outage_one_caller_at_a_time_tries() -> None:
     outage = Outage()
     assert outage.may_try(0.0)
     assert outage.failed(0.0)
@@ -14,7 +14,7 @@ def test_while_it_is_away_one_caller_at_a_time_tries() -> None:
     assert outage.may_try(0.1 + 2 * RETRY_S)
 
 
-def test_its_beginning_and_its_end_are_told_once() -> None:
+def test_start_and_end_of_an_outage_are_reported_once() -> None:
     outage = Outage()
     assert not outage.worked()
     assert outage.failed(0.0)

@@ -1,4 +1,4 @@
-"""Stores over TLS: a real etcd, a real Redis and a real S3, with certificates of an authority of the test's own."""
+"""Stores over TLS: a real etcd, a real Redis and a real S3, with certificates of a test authority."""
 
 import asyncio
 import subprocess
@@ -73,7 +73,7 @@ async def test_etcd_is_written_and_watched_over_tls(etcd: str, authority: TestAu
     await store.close()
 
 
-async def test_etcd_refuses_others_and_a_wrong_etcd_is_refused(
+async def test_etcd_and_client_refuse_unknown_certificates(
     etcd: str, authority: TestAuthority, stranger: TestAuthority
 ) -> None:
     await EtcdMetadataStore.of(f"etcds://{etcd}{query(authority, 'client')}", START_S).get("key")  # it is there
@@ -90,8 +90,8 @@ async def test_etcd_refuses_others_and_a_wrong_etcd_is_refused(
     await asyncio.gather(*map(ask, urls))
 
 
-def test_what_is_wrong_with_the_url_of_an_etcd_is_told(authority: TestAuthority) -> None:
-    with pytest.raises(ConfigError, match="there may be cert, key, ca"):
+def test_faults_in_the_url_of_an_etcd_are_reported(authority: TestAuthority) -> None:
+    with pytest.raises(ConfigError, match="only cert, key, ca are allowed"):
         EtcdMetadataStore.of("etcds://127.0.0.1:2379?password=secret")
     with pytest.raises(ConfigError, match="etcds"):
         EtcdMetadataStore.of(f"etcd://127.0.0.1:2379{query(authority)}")
@@ -110,7 +110,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @asynccontextmanager
 async def terminated(valkey: Valkey, authority: TestAuthority) -> AsyncIterator[str]:
-    """The wheel's server is built without TLS: what stands before it has it. Yields its address."""
+    """Yield the address of a TLS proxy before Valkey, because the wheel's server is built without TLS."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind, to_behind = await asyncio.open_connection("127.0.0.1", valkey.port)
@@ -141,7 +141,7 @@ async def redis(url: str) -> AsyncIterator[RedisLink]:
         await link.close()
 
 
-async def test_redis_is_asked_over_tls(valkey: Valkey, authority: TestAuthority) -> None:
+async def test_redis_is_used_over_tls(valkey: Valkey, authority: TestAuthority) -> None:
     async with (
         terminated(valkey, authority) as address,
         redis(f"rediss://{address}/0{query(authority, 'client')}") as link,
@@ -150,9 +150,7 @@ async def test_redis_is_asked_over_tls(valkey: Valkey, authority: TestAuthority)
         assert await link.client.get("key") == b"value"
 
 
-async def test_a_redis_that_is_not_trusted_is_not_asked(
-    valkey: Valkey, authority: TestAuthority, stranger: TestAuthority
-) -> None:
+async def test_an_untrusted_redis_is_refused(valkey: Valkey, authority: TestAuthority, stranger: TestAuthority) -> None:
     async with terminated(valkey, authority) as address:
         for url in (f"rediss://{address}/0{query(stranger, 'client')}", f"rediss://{address}/0{query(authority)}"):
             async with redis(url) as link:
@@ -160,7 +158,7 @@ async def test_a_redis_that_is_not_trusted_is_not_asked(
                     await link.client.get("key")
 
 
-def test_what_is_wrong_with_the_url_of_a_redis_is_told(authority: TestAuthority) -> None:
+def test_faults_in_the_url_of_a_redis_are_reported(authority: TestAuthority) -> None:
     with pytest.raises(ConfigError, match="rediss://"):
         open_redis(f"redis://127.0.0.1:6379{query(authority)}", "sessions.url", 1.0, 1)
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -170,7 +168,7 @@ def test_what_is_wrong_with_the_url_of_a_redis_is_told(authority: TestAuthority)
 # --- S3
 
 
-async def test_s3_is_trusted_by_its_certificate(
+async def test_s3_is_verified_by_its_certificate(
     authority: TestAuthority, stranger: TestAuthority, tmp_path: Path
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:

@@ -1,30 +1,30 @@
-"""A task and an engine without a worker between them."""
+"""Runs a task with an engine, without a worker."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from penstock.core.config import Limits
 from penstock.core.tensors import Array, Tensor, pack_bytes, to_array
-from penstock.engines.base import Engine
+from penstock.engines.engine_protocols import Engine
 from penstock.models.building import TaskSpec, build_engine, build_task
 from penstock.models.folder import read_model_folder
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import Prepared, Task, TaskRequest
 
 
 class Loaded:
     def __init__(self, folder: Path, settings: ModelSettings, limits: Limits | None = None) -> None:
-        """`folder` is the version's."""
-        self.engine: Engine = build_engine(folder / settings.file, settings, 1)
+        """Load the version in `folder`."""
+        self.engine = cast("Engine", build_engine(folder / settings.file, settings, 1))
         self.signature = self.engine.load()
-        self.task: Task = build_task(TaskSpec(folder, settings, self.signature, limits or Limits()))
+        self.task = cast("Task", build_task(TaskSpec(folder, settings, self.signature, limits or Limits())))
 
     def run(self, request: TaskRequest) -> dict[str, Any]:
         return self.run_together(request)[0]
 
     def run_together(self, *requests: TaskRequest) -> list[dict[str, Any]]:
-        """All pieces of all requests in one batch."""
+        """Run all pieces of all requests in one batch."""
         prepared = [self.task.prepare(request) for request in requests]
         pieces = [piece for each in prepared for piece in each.pieces]
         outputs = self.engine.infer(0, self.task.join(pieces), self.task.engine_outputs)

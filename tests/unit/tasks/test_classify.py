@@ -1,4 +1,4 @@
-"""The classify task: a real classifier of digits tells images and tensors apart, and texts go through import."""
+"""The classify task, with a real classifier of digits for images and tensors, and an imported one for texts."""
 
 import gc
 import weakref
@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidImage, Invali
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
 from penstock.models.importing import import_checkpoint
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.classify import ClassifyTask, RowLimits
 from penstock.tasks.images.decoding import DecodedImage, ImageHeader
@@ -29,7 +29,7 @@ from tests.unit.tasks.runs import Loaded, column, load_model
 HELD_OUT = 200
 LOGITS = TensorSpec("logits", "FP32", (-1, 3))
 IMAGE_3 = TensorSpec("x", "FP32", (-1, 3, 4, 6))
-PLAIN: dict[str, Any] = {"mean": [0], "std": [1 / 255]}  # leaves a pixel's value as it is
+PLAIN: dict[str, Any] = {"mean": [0], "std": [1 / 255]}  # leaves a pixel's value unchanged
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 
 def probabilities(rows: Array) -> Array:
-    """scikit-learn's own."""
+    """Return the probabilities that scikit-learn computes."""
     found: Array = trained()[0].predict_proba(rows)
     return found
 
@@ -59,7 +59,7 @@ def ask_rows(rows: Array, outputs: tuple[str, ...] = (), **parameters: Any) -> T
 # --- a real classifier
 
 
-def test_its_signature_is_what_clients_see(images: Loaded, tensors: Loaded) -> None:
+def test_signature_has_the_inputs_and_outputs_of_clients(images: Loaded, tensors: Loaded) -> None:
     assert images.task.signature.inputs == (TensorSpec("image", "BYTES", (-1, 1)),)
     assert tensors.task.signature.inputs == (TensorSpec("pixels", "FP32", (-1, 64)),)
     for loaded in (images, tensors):
@@ -68,7 +68,7 @@ def test_its_signature_is_what_clients_see(images: Loaded, tensors: Loaded) -> N
         assert loaded.task.signature.max_batch_size == 32
 
 
-def test_images_of_held_out_digits_are_told_apart(images: Loaded) -> None:
+def test_held_out_images_of_digits_are_classified(images: Loaded) -> None:
     _, pixels, truth = trained()
     right = 0
     for start in range(0, HELD_OUT, 20):
@@ -81,7 +81,7 @@ def test_images_of_held_out_digits_are_told_apart(images: Loaded) -> None:
     assert right / HELD_OUT > 0.9
 
 
-def test_tensors_of_held_out_digits_are_told_apart(tensors: Loaded) -> None:
+def test_held_out_tensors_of_digits_are_classified(tensors: Loaded) -> None:
     _, pixels, truth = trained()
     answer = tensors.run(ask_rows(pixels[:32], top_k=10))
     assert answer["label"].shape == (32, 10)
@@ -92,7 +92,7 @@ def test_tensors_of_held_out_digits_are_told_apart(tensors: Loaded) -> None:
     assert np.mean(order[:, 0] == truth[:32]) > 0.9
 
 
-def test_the_documentations_classifier_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classifier_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
     script = page.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
@@ -102,7 +102,7 @@ def test_the_documentations_classifier_works(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("kind", ["images", "tensors"])
-def test_requests_in_one_batch_get_what_they_get_alone(kind: str, request: pytest.FixtureRequest) -> None:
+def test_batching_does_not_change_answers(kind: str, request: pytest.FixtureRequest) -> None:
     loaded: Loaded = request.getfixturevalue(kind)
     _, pixels, _ = trained()
     parts = [pixels[:3], pixels[3:4], pixels[4:9]]
@@ -122,7 +122,7 @@ def test_a_network_of_one_image_at_a_time_is_served(tmp_path: Path) -> None:
     ]
 
 
-def test_a_text_classifier_gives_transformers_answers(tmp_path: Path) -> None:
+def test_text_classifier_equals_transformers(tmp_path: Path) -> None:
     texts = ["a good day", "", "terrible, " * 300, "zażółć"]
     labels = ["bad", "so so", "good\ngreat"]
     source = save_classifier(tmp_path / "source", labels)
@@ -134,7 +134,7 @@ def test_a_text_classifier_gives_transformers_answers(tmp_path: Path) -> None:
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     order = np.argsort(-shares, axis=1)
     np.testing.assert_allclose(answer["score"], np.take_along_axis(shares, order, axis=1), atol=1e-4)
-    names = ["bad", "so so", "good great"]  # a label is a line
+    names = ["bad", "so so", "good great"]  # labels may contain blanks
     assert [[label.decode() for label in row] for row in answer["label"]] == [[names[c] for c in row] for row in order]
     prepared = loaded.task.prepare(request)
     assert prepared.parameters == {"tokens": sum(piece.rows * piece.length for piece in prepared.pieces)}
@@ -206,7 +206,7 @@ def test_other_floats_are_answered_as_fp32(tmp_path: Path, dtype: str) -> None:
     assert found["score"][0].tolist() == pytest.approx([0.66524094, 0.24472848])
 
 
-def test_outputs_are_given_as_asked(tmp_path: Path) -> None:
+def test_answer_has_the_requested_outputs(tmp_path: Path) -> None:
     task = make(tmp_path, ROWS, top_k=2)
     assert list(answer_to(task, [[1, 2, 3]])) == ["label", "score"]
     assert list(answer_to(task, [[1, 2, 3]], "score")) == ["score"]
@@ -217,7 +217,7 @@ def test_outputs_are_given_as_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 4, 10**12, True, "2", 1.5])
-def test_a_wrong_top_k_is_refused(tmp_path: Path, top_k: Any) -> None:
+def test_wrong_top_k_is_rejected(tmp_path: Path, top_k: Any) -> None:
     with pytest.raises(InvalidRequest, match="'top_k' must be a whole number from 1 to 3, got"):
         answer_to(make(tmp_path, ROWS), [[1, 2, 3]], top_k=top_k)
 
@@ -225,14 +225,14 @@ def test_a_wrong_top_k_is_refused(tmp_path: Path, top_k: Any) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (None, r"labels.txt: no such file: write the model's labels into it, one a line"),
+        (None, r"labels.txt: no such file: create the file with one label per line"),
         ("a\nb\n", "labels.txt has 2 labels, but 'logits' has 3 classes: write one line for each"),
         ("a\nb\nc\nd", "has 4 labels, but 'logits' has 3"),
         ("a\n\nc\n", "labels.txt: line 2 has no label"),
         ("", "labels.txt: line 1 has no label"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(tmp_path: Path, labels: str | None, message: str) -> None:
+def test_labels_that_do_not_fit_are_rejected(tmp_path: Path, labels: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path, ROWS, labels=labels)
 
@@ -243,16 +243,18 @@ def test_labels_may_have_any_letters_and_line_ends(tmp_path: Path) -> None:
     assert labels == ["zażółć", "犬", "stray\u2028cat"]
 
 
-def test_labels_in_another_encoding_are_refused(tmp_path: Path) -> None:
+def test_labels_in_another_encoding_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes("é\nb\nc".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"labels.txt: cannot be read as UTF-8"):
         make(tmp_path, ROWS, labels=None)
 
 
-def test_classes_that_the_network_leaves_open_are_checked_with_the_first_answer(tmp_path: Path) -> None:
+def test_open_number_of_classes_is_checked_on_the_first_answer(tmp_path: Path) -> None:
     task = make(tmp_path, ROWS, TensorSpec("logits", "FP32", (-1, -1)))
     assert answer_to(task, [[1, 2, 3]])["label"].tolist() == [[b"c"]]
-    with pytest.raises(EngineFailed, match=r"gave \[1, 4\] for .* its labels are 3: the labels file needs one line"):
+    with pytest.raises(
+        EngineFailed, match=r"has the shape \[1, 4\], but \[rows, 3\] was expected: the labels file needs one line"
+    ):
         answer_to(task, [[1, 2, 3, 4]])
 
 
@@ -261,9 +263,9 @@ def test_a_top_k_beyond_the_labels_is_refused_at_load(tmp_path: Path) -> None:
         make(tmp_path, ROWS, top_k=4)
 
 
-def test_rows_that_the_model_swallows_fail_the_batch(tmp_path: Path) -> None:
+def test_batch_with_missing_rows_fails(tmp_path: Path) -> None:
     task = make(tmp_path, ROWS)
-    with pytest.raises(EngineFailed, match="gave 1 rows for 3; set is_batched: false"):
+    with pytest.raises(EngineFailed, match="returned 1 rows for 3 rows of input; set is_batched: false"):
         task.split([Piece({}, rows=2), Piece({})], [np.zeros((1, 3), np.float32)])
 
 
@@ -281,7 +283,7 @@ def test_rows_that_the_model_swallows_fail_the_batch(tmp_path: Path) -> None:
         (Tensor("pixels", "FP32", (1, 64), b"short"), InvalidTensor, "5 bytes of data"),
     ],
 )
-def test_a_wrong_tensor_is_refused(tensors: Loaded, tensor: Tensor, error: type[Exception], message: str) -> None:
+def test_wrong_tensor_is_rejected(tensors: Loaded, tensor: Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         tensors.task.prepare(TaskRequest([tensor], []))
 
@@ -334,7 +336,7 @@ def test_a_pixel_is_scaled_by_channel(tmp_path: Path) -> None:
         ((-1, 3, -1, -1), {"size": 5}, [10, 20, 30]),
     ],
 )
-def test_the_layout_is_the_networks(tmp_path: Path, shape: Any, options: Any, expected: list[int]) -> None:
+def test_pixels_have_the_layout_of_the_network(tmp_path: Path, shape: Any, options: Any, expected: list[int]) -> None:
     task = make(tmp_path, TensorSpec("x", "FP32", shape), **options, **PLAIN)
     found = pixels_of(task, picture(60, 40))
     assert all(want in (-1, got) for want, got in zip(shape[1:], found.shape, strict=True))
@@ -343,7 +345,7 @@ def test_the_layout_is_the_networks(tmp_path: Path, shape: Any, options: Any, ex
     assert set(planes.shape[1:]) in ({4, 6}, {5})
 
 
-def test_bytes_and_halves_are_given_where_the_network_wants_them(tmp_path: Path) -> None:
+def test_pixels_have_the_datatype_of_the_network(tmp_path: Path) -> None:
     found = pixels_of(make(tmp_path, TensorSpec("x", "UINT8", (-1, 3, 4, 6))), picture(6, 4))
     assert (found.dtype.name, found[:, 0, 0].tolist()) == ("uint8", [10, 20, 30])
     found = pixels_of(make(tmp_path, TensorSpec("x", "FP16", (-1, 3, 4, 6)), **PLAIN), picture(6, 4))
@@ -354,26 +356,26 @@ SQUARE = TensorSpec("x", "FP32", (-1, 3, 8, 8))
 
 
 def striped() -> Image.Image:
-    """24 × 8: three squares, red, green and blue."""
+    """Return a picture of 24 × 8 pixels with a red, a green and a blue square."""
     image = picture(24, 8, "red")
     image.paste("lime", (8, 0, 16, 8))
     image.paste("blue", (16, 0, 24, 8))
     return image
 
 
-def test_crop_takes_the_middle(tmp_path: Path) -> None:
+def test_crop_keeps_the_middle(tmp_path: Path) -> None:
     found = pixels_of(make(tmp_path, SQUARE, **PLAIN), striped())
     assert found.reshape(3, -1).min(axis=1).tolist() == pytest.approx([0, 255, 0], abs=1e-3)
     assert found.reshape(3, -1).max(axis=1).tolist() == pytest.approx([0, 255, 0], abs=1e-3)
 
 
-def test_stretch_takes_all(tmp_path: Path) -> None:
+def test_stretch_keeps_the_whole_image(tmp_path: Path) -> None:
     found = pixels_of(make(tmp_path, SQUARE, fit="stretch", **PLAIN), striped())
     assert found[0, :, 0].min() == found[2, :, 7].min() == pytest.approx(255)
     assert found[1, 4, 4] > 200
 
 
-def test_pad_takes_all_and_leaves_bands(tmp_path: Path) -> None:
+def test_pad_keeps_the_whole_image_with_black_bands(tmp_path: Path) -> None:
     found = pixels_of(make(tmp_path, SQUARE, fit="pad", **PLAIN), striped())
     assert not found[:, :2].any()
     assert not found[:, 6:].any()
@@ -382,23 +384,23 @@ def test_pad_takes_all_and_leaves_bands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fit", ["crop", "stretch", "pad"])
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (7, 13), (1001, 333), (8, 8)])
-def test_any_size_fits(tmp_path: Path, fit: str, size: tuple[int, int]) -> None:
+def test_image_of_any_size_is_fitted(tmp_path: Path, fit: str, size: tuple[int, int]) -> None:
     assert pixels_of(make(tmp_path, SQUARE, fit=fit), picture(*size)).shape == (3, 8, 8)
     wide = TensorSpec("x", "FP32", (-1, 3, 5, 11))
     assert pixels_of(make(tmp_path, wide, fit=fit), picture(*size)).shape == (3, 5, 11)
 
 
-def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
+def test_exif_orientation_of_a_photograph_is_applied(tmp_path: Path) -> None:
     image = picture(32, 32, "blue")
     image.paste("red", (0, 0, 16, 32))
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise: the left side becomes the top
+    exif[0x0112] = 6  # turn clockwise: the left side becomes the top
     found = pixels_of(make(tmp_path, SQUARE, **PLAIN), file_of(image, "JPEG", exif=exif, quality=95))
     assert found[0, 1, 4] > 200 > 55 > found[0, 6, 4]
 
 
 @pytest.mark.parametrize(("mode", "color"), [("L", 20), ("LA", (20, 9)), ("RGBA", (20, 20, 20, 9)), ("P", 0), ("1", 1)])
-def test_any_kind_of_image_is_taken(tmp_path: Path, mode: str, color: Any) -> None:
+def test_every_image_mode_is_accepted(tmp_path: Path, mode: str, color: Any) -> None:
     for colors, shape in (("rgb", (-1, 3, 4, 6)), ("gray", (-1, 1, 4, 6))):
         task = make(tmp_path, TensorSpec("x", "FP32", shape), colors=colors, **PLAIN)
         found = pixels_of(task, file_of(picture(6, 4, color, mode)))
@@ -407,7 +409,7 @@ def test_any_kind_of_image_is_taken(tmp_path: Path, mode: str, color: Any) -> No
 
 
 def bomb() -> bytes:
-    """A PNG header of 60,000 × 60,000 pixels, and no more."""
+    """Return a PNG file that declares 60,000 × 60,000 pixels and has none."""
     small = file_of(picture(2, 2))
     import struct
     import zlib
@@ -419,15 +421,15 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        (b"", "element 1: not a JPEG or PNG image"),
-        (b"garbage", "element 1: not a JPEG or PNG image"),
-        (b"GIF89a", "element 1: not a JPEG or PNG image"),
+        (b"", "element 1: the data is not a JPEG or PNG image"),
+        (b"garbage", "element 1: the data is not a JPEG or PNG image"),
+        (b"GIF89a", "element 1: the data is not a JPEG or PNG image"),
         (file_of(picture(64, 64), "JPEG")[:200], "element 1: the .* damaged"),
         (file_of(picture(600, 600, (1, 2, 3)))[:-40], "element 1: the image is damaged or cut short"),
-        (bomb(), "element 1: the image says it has 60000 × 60000 pixels; this model takes at most 25000000"),
+        (bomb(), "element 1: the image's header declares 60000 × 60000 pixels; this model takes at most 25000000"),
     ],
 )
-def test_what_is_no_image_is_refused(images: Loaded, file: bytes, message: str) -> None:
+def test_invalid_image_is_rejected(images: Loaded, file: bytes, message: str) -> None:
     with pytest.raises(InvalidImage, match=f"input 'image' {message}"):
         images.task.prepare(ask(file_of(picture(2, 2)), file))
 
@@ -442,18 +444,16 @@ def test_what_is_no_image_is_refused(images: Loaded, file: bytes, message: str) 
             InvalidRequest,
             "has no rows; send at least one image",
         ),
-        (ask(*[b"a"] * 33), RequestTooLarge, "has 33 images; send at most 32 at a time"),
+        (ask(*[b"a"] * 33), RequestTooLarge, "has 33 images; send at most 32 per request"),
     ],
 )
-def test_a_wrong_request_is_refused(
-    images: Loaded, request_: TaskRequest, error: type[Exception], message: str
-) -> None:
+def test_wrong_request_is_rejected(images: Loaded, request_: TaskRequest, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         images.task.prepare(request_)
 
 
-def test_a_refused_request_decodes_nothing(images: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.tasks.images import files as image_files
+def test_rejected_request_decodes_nothing(images: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.tasks.images import image_files
 
     decoded: list[object] = []
     monkeypatch.setattr(image_files, "decode", decoded.append)
@@ -463,8 +463,8 @@ def test_a_refused_request_decodes_nothing(images: Loaded, monkeypatch: pytest.M
 
 
 def test_images_of_a_request_are_decoded_one_after_another(images: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the pixels of many large images would be in memory at one time."""
-    from penstock.tasks.images import files as image_files
+    """Otherwise the pixels of many large images would be in memory at the same time."""
+    from penstock.tasks.images import image_files
 
     alive: list[weakref.ref[Image.Image]] = []
     most = 0
@@ -497,22 +497,22 @@ def test_images_warm_up(images: Loaded) -> None:
     [
         ((-1, 1, 8, 8), {}, r"classify.colors: rgb needs 3 channels, but 'x' is \[-1, 1, 8, 8\]; set colors: gray"),
         ((-1, 3, 8, 8), {"colors": "gray", **PLAIN}, "classify.colors: gray needs 1 channel"),
-        ((-1, 3, -1, -1), {}, "classify.size: 'x' .* leaves it open; set the pixels of a side"),
-        ((-1, 3, 8, 8), {"size": 9}, "classify.size: 9 is not what 'x' .* takes; remove it"),
+        ((-1, 3, -1, -1), {}, "classify.size: input 'x' .* has a dynamic height or width; set classify.size to"),
+        ((-1, 3, 8, 8), {"size": 9}, "classify.size: 9 does not fit input 'x' .*; remove classify.size"),
         ((-1, 1, 8, 8), {"colors": "gray"}, r"classify.mean: 3 values for 1 channel\(s\) \(gray\); give 1"),
         ((-1, 3, 8, 8), {"std": [1, 2]}, r"classify.std: 2 values for 3 channel\(s\) \(rgb\); give 1 or 3"),
-        ((4, 3, 8, 8), {}, "'x' takes 4 images at a time and no fewer; export the model with an open batch"),
+        ((4, 3, 8, 8), {}, "input 'x' has a fixed batch size of 4; export the model with a dynamic batch"),
         ((-1, 64), {"input": "image"}, r"classify.input: image needs 'x' to be .*; got FP32 \[-1, 64\]"),
         ((-1, 64), {"input": "text"}, "the classify task needs a network with inputs input_ids and attention_mask"),
-        ((-1, 64), {"output": "scores"}, "classify.output: the network has no output 'scores'; it has logits"),
+        ((-1, 64), {"output": "scores"}, "classify.output: the network has no output 'scores'; its outputs are logits"),
     ],
 )
-def test_a_network_that_does_not_fit_is_refused(tmp_path: Path, shape: Any, options: Any, message: str) -> None:
+def test_network_that_does_not_fit_is_rejected(tmp_path: Path, shape: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path, TensorSpec("x", "FP32", shape), **options)
 
 
-def test_an_output_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_output_of_another_kind_is_rejected(tmp_path: Path) -> None:
     for spec in (
         TensorSpec("y", "INT64", (-1, 3)),
         TensorSpec("y", "FP32", (-1, 3, 1)),
@@ -522,11 +522,13 @@ def test_an_output_of_another_kind_is_refused(tmp_path: Path) -> None:
             make(tmp_path, ROWS, spec)
 
 
-def test_of_several_outputs_one_must_be_named(tmp_path: Path) -> None:
+def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
     outputs = (TensorSpec("label", "INT64", (-1,)), TensorSpec("probabilities", "FP32", (-1, 3)))
     engine = Signature((ROWS,), outputs, "onnx", "fp32")
-    with pytest.raises(ConfigError, match=r"classify.output: the network has label, probabilities: say which"):
+    with pytest.raises(
+        ConfigError, match=r"classify.output: the network's outputs are label, probabilities: set classify.output"
+    ):
         ClassifyTask(tmp_path, ClassifyOptions(), RowLimits(32), engine)
     options = ClassifyOptions(output="probabilities", activation="none")
     task = ClassifyTask(tmp_path, options, RowLimits(32), engine)
@@ -534,20 +536,20 @@ def test_of_several_outputs_one_must_be_named(tmp_path: Path) -> None:
     assert answer_to(task, [[0.1, 0.7, 0.2]])["label"].tolist() == [[b"b"]]
 
 
-def test_a_network_with_images_may_be_given_tensors(tmp_path: Path) -> None:
+def test_image_network_may_take_tensors(tmp_path: Path) -> None:
     task = make(tmp_path, SQUARE, input="tensor")
     assert task.signature.inputs == (SQUARE,)
     request = TaskRequest([from_array("x", np.zeros((2, 3, 8, 8), np.float32))], [])
     assert task.prepare(request).pieces[0].rows == 2
 
 
-def test_infinite_logits_are_no_error(tmp_path: Path) -> None:
+def test_infinite_logits_are_accepted(tmp_path: Path) -> None:
     found = answer_to(make(tmp_path, ROWS), [[np.inf, 0, 0]])
     assert found["label"].tolist() == [[b"a"]]
 
 
-def test_a_model_of_strings_is_no_classifier_of_images(tmp_path: Path) -> None:
-    """The network itself, not a signature that a test made up."""
+def test_string_input_is_rejected_for_images(tmp_path: Path) -> None:
+    """Use a real network, so that its signature is real, too."""
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
         "echo",
@@ -559,8 +561,8 @@ def test_a_model_of_strings_is_no_classifier_of_images(tmp_path: Path) -> None:
         Loaded(tmp_path / "echo" / "1", ModelSettings(task="classify"))
 
 
-def test_finish_needs_nothing_that_a_task_process_would_keep(images: Loaded) -> None:
-    """A context would make every answer travel to the process that prepared it."""
+def test_finish_needs_no_state_of_prepare(images: Loaded) -> None:
+    """With a context, every answer would have to return to the process that prepared the request."""
     request = ask(png(trained()[1][0]), top_k=2)
     prepared = images.task.prepare(request)
     assert prepared.context is None

@@ -1,4 +1,4 @@
-"""The embed task: texts in, vectors out, and a clear answer to everything else."""
+"""The embed task: texts become vectors, and other inputs get a clear error."""
 
 import json
 from pathlib import Path
@@ -48,28 +48,28 @@ def embed(task: EmbedTask, session: ort.InferenceSession, *texts: str) -> Array:
     return to_array(tensors[0])
 
 
-def test_its_signature_is_what_clients_see(task: EmbedTask) -> None:
+def test_signature_has_the_inputs_and_outputs_of_clients(task: EmbedTask) -> None:
     as_task: Task = task
     assert as_task.signature.inputs == (TensorSpec("text", "BYTES", (-1, 1)),)
     assert as_task.signature.outputs == (TensorSpec("embedding", "FP32", (-1, 384)),)
     assert as_task.signature.max_batch_size == 32
 
 
-def test_texts_have_the_references_tokens(task: EmbedTask) -> None:
+def test_tokens_equal_the_reference(task: EmbedTask) -> None:
     prepared = task.prepare(ask(*TEXTS))
     lengths = np.repeat([piece.length for piece in prepared.pieces], [piece.rows for piece in prepared.pieces])
     assert lengths[prepared.order].tolist() == TOKENS.tolist()
     assert {(piece.padding, piece.key) for piece in prepared.pieces} == {(0, "text")}
 
 
-def test_vectors_are_the_references_in_any_company(task: EmbedTask, session: ort.InferenceSession) -> None:
+def test_vectors_equal_the_reference_in_every_batch(task: EmbedTask, session: ort.InferenceSession) -> None:
     mixed = np.concatenate([embed(task, session, *TEXTS[start : start + 7]) for start in range(0, len(TEXTS), 7)])
     assert float(np.sum(mixed * VECTORS, axis=1).min()) >= 0.99999
     alone = np.concatenate([embed(task, session, text) for text in TEXTS[::6]])
     np.testing.assert_allclose(mixed[::6], alone, atol=1e-5)
 
 
-def test_bf16_vectors_are_the_references_in_any_company(task: EmbedTask, folder: Path) -> None:
+def test_bf16_vectors_equal_the_reference_in_every_batch(task: EmbedTask, folder: Path) -> None:
     core = ov.Core()
     if "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this processor has no BF16")
@@ -85,12 +85,12 @@ def test_an_empty_text_is_embedded(task: EmbedTask) -> None:
     assert task.prepare(ask("")).pieces[0].arrays["input_ids"].tolist() == [[101, 102]]
 
 
-def test_a_long_text_is_cut(task: EmbedTask) -> None:
+def test_long_text_is_truncated(task: EmbedTask) -> None:
     ids = task.prepare(ask("word " * 10_000)).pieces[0].arrays["input_ids"]
     assert (ids.shape, ids[0, -1]) == ((1, 256), 102)
 
 
-def test_a_column_of_texts_is_taken(task: EmbedTask) -> None:
+def test_column_of_texts_is_accepted(task: EmbedTask) -> None:
     column = TaskRequest([Tensor("text", "BYTES", (2, 1), pack_bytes(["one", "two"]))], ["embedding"])
     assert [piece.rows for piece in task.prepare(column).pieces] == [2]
 
@@ -106,7 +106,7 @@ def test_join_pads_to_the_longest(task: EmbedTask) -> None:
     assert {name: array.dtype for name, array in inputs.items()} == dict.fromkeys(inputs, np.dtype(np.int64))
 
 
-def test_a_network_that_wants_token_types_gets_zeros(folder: Path) -> None:
+def test_token_types_are_zeros(folder: Path) -> None:
     types = TensorSpec("token_type_ids", "INT64", (-1, -1))
     graph = Signature((*GRAPH.inputs, types), GRAPH.outputs, "onnx", "fp32")
     task = EmbedTask(folder, EmbedOptions(), graph, TextLimits(32, None, 1000))
@@ -136,32 +136,32 @@ def text(*shape: int, name: str = "text", datatype: str = "BYTES", data: bytes |
         ([text()], r"got BYTES \[\]"),
         ([text(1, 2)], r"got BYTES \[1, 2\]"),
         ([text(1, 1, 1)], r"got BYTES \[1, 1, 1\]"),
-        ([text(3, data=pack_bytes(["a", "b"]))], r"is not \[3\] BYTES elements"),
-        ([text(1, data=b"\xff\xff\xff\xff")], r"is not \[1\] BYTES elements"),
+        ([text(3, data=pack_bytes(["a", "b"]))], r"does not hold \[3\] BYTES elements"),
+        ([text(1, data=b"\xff\xff\xff\xff")], r"does not hold \[1\] BYTES elements"),
         ([text(2, data=pack_bytes([b"fine", b"ab\xff"]))], "element 1 is not valid UTF-8: .* at byte 2"),
         ([text(1, data=pack_bytes([b"\xed\xa0\x80"]))], "element 0 is not valid UTF-8"),
     ],
 )
-def test_a_wrong_tensor_is_refused(task: EmbedTask, inputs: list[Tensor], message: str) -> None:
+def test_wrong_tensor_is_rejected(task: EmbedTask, inputs: list[Tensor], message: str) -> None:
     with pytest.raises(InvalidTensor, match=message):
         task.prepare(TaskRequest(inputs, []))
 
 
-def test_an_unknown_output_is_refused(task: EmbedTask) -> None:
+def test_unknown_output_is_rejected(task: EmbedTask) -> None:
     with pytest.raises(InvalidTensor, match="unknown output 'vector'; this model has 'embedding'"):
         task.prepare(ask("hello", outputs=("embedding", "vector")))
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 1), (-1,)])
-def test_no_rows_are_refused(task: EmbedTask, shape: tuple[int, ...]) -> None:
+def test_no_rows_are_rejected(task: EmbedTask, shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequest, match="has no rows"):
         task.prepare(TaskRequest([text(*shape, data=b"")], []))
 
 
-def test_too_many_tokens_are_refused(folder: Path) -> None:
+def test_too_many_tokens_are_rejected(folder: Path) -> None:
     task = EmbedTask(folder, EmbedOptions(), GRAPH, TextLimits(32, None, 300))
     assert task.prepare(ask(*["hello"] * 100)).parameters == {"tokens": 300}
-    with pytest.raises(RequestTooLarge, match="the 101 texts have more than 300 tokens; send fewer at a time"):
+    with pytest.raises(RequestTooLarge, match="the 101 texts have more than 300 tokens; send fewer per request"):
         task.prepare(ask(*["hello"] * 101))
 
 
@@ -175,7 +175,7 @@ def test_too_many_tokens_are_refused(folder: Path) -> None:
         ),
         ([("input_ids", "INT64", (-1, -1))], [], "needs a network with inputs"),
         ([("input_ids", "INT32", (-1, -1))], [], r"whose input_ids is INT64 .batch, tokens.; got INT32"),
-        ([], [("logits", "FP32", (-1, 2))], "the network has no output 'sentence_embedding'; it has logits"),
+        ([], [("logits", "FP32", (-1, 2))], "the network has no output 'sentence_embedding'; its outputs are logits"),
         (
             [],
             [("sentence_embedding", "FP32", (-1, -1, 384))],
@@ -183,7 +183,7 @@ def test_too_many_tokens_are_refused(folder: Path) -> None:
         ),
     ],
 )
-def test_a_network_that_is_no_text_encoder_is_refused(
+def test_network_without_text_inputs_is_rejected(
     folder: Path,
     inputs: list[tuple[str, str, tuple[int, ...]]],
     outputs: list[tuple[str, str, tuple[int, ...]]],

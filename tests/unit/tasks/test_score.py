@@ -1,4 +1,4 @@
-"""The score task: cosines are those of the embed task's vectors, a cross-encoder's scores are transformers'."""
+"""The score task: cosines equal those of the embed task's vectors, a cross-encoder's scores equal transformers'."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest, Inva
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec
 from penstock.models.importing import import_checkpoint
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.options import ScoreOptions, TextLimits
 from penstock.tasks.score import build_score_task
@@ -64,14 +64,14 @@ def sigmoid(logits: Array) -> Array:
     return exact
 
 
-def test_its_signature_is_what_clients_see(cosine: Loaded, cross: Loaded) -> None:
+def test_signature_has_the_inputs_and_outputs_of_clients(cosine: Loaded, cross: Loaded) -> None:
     for task in (cosine.task, cross.task):
         assert task.signature.inputs == (TensorSpec("query", "BYTES", (-1, 1)), TensorSpec("passage", "BYTES", (-1, 1)))
         assert task.signature.outputs == (TensorSpec("score", "FP32", (-1, 1)),)
         assert task.signature.max_batch_size == 32
 
 
-def test_one_query_against_many_gives_the_cosines(cosine: Loaded, folder: Path) -> None:
+def test_one_query_with_many_passages_gives_the_cosines(cosine: Loaded, folder: Path) -> None:
     vectors = embed(folder, TEXTS[:7])
     scores = cosine.run(ask(TEXTS[:1], TEXTS[1:7]))["score"]
     assert (scores.dtype, scores.shape) == (np.float32, (6, 1))
@@ -118,7 +118,7 @@ def test_each_text_is_encoded_once(cosine: Loaded) -> None:
 
 
 @pytest.mark.parametrize("model", ["cosine", "cross"])
-def test_requests_in_one_batch_get_what_they_get_alone(model: str, request: pytest.FixtureRequest) -> None:
+def test_batching_does_not_change_answers(model: str, request: pytest.FixtureRequest) -> None:
     loaded: Loaded = request.getfixturevalue(model)
     requests = [ask(QUERIES[:1], PASSAGES[:4]), ask(QUERIES[1:4], PASSAGES[:3]), ask(QUERIES[1:2], PASSAGES[2:3])]
     together = loaded.run_together(*requests)
@@ -126,16 +126,16 @@ def test_requests_in_one_batch_get_what_they_get_alone(model: str, request: pyte
         np.testing.assert_allclose(each["score"], loaded.run(one)["score"], atol=1e-5)
 
 
-def test_a_cross_encoders_scores_are_transformers(cross: Loaded, checkpoint: Path) -> None:
+def test_cross_encoder_scores_equal_transformers(cross: Loaded, checkpoint: Path) -> None:
     pairs = [(query, passage) for query in QUERIES for passage in PASSAGES]
     queries, passages = [query for query, _ in pairs], [passage for _, passage in pairs]
     expected = sigmoid(reference_logits(checkpoint, queries, passages))
     np.testing.assert_allclose(cross.run(ask(queries, passages))["score"], expected, atol=1e-4)
-    assert np.ptp(expected) > 0.5  # or it would show nothing
+    assert np.ptp(expected) > 0.5  # equal scores would prove nothing
     np.testing.assert_allclose(cross.run(ask(QUERIES[:1], PASSAGES))["score"], expected[:5], atol=1e-4)
 
 
-def test_a_cross_encoder_of_two_labels_gives_the_seconds_share(tmp_path: Path) -> None:
+def test_cross_encoder_with_two_labels_gives_the_softmax_of_the_second(tmp_path: Path) -> None:
     source = save_classifier(tmp_path / "source", ["no", "yes"])
     import_checkpoint(source, tmp_path / "pairs", "score", "onnx")
     logits = reference_logits(source, QUERIES[:3], PASSAGES[:3])
@@ -152,7 +152,7 @@ def test_without_an_activation_the_logits_are_the_scores(cross: Loaded, checkpoi
 
 
 @pytest.mark.parametrize("logit", [-100.0, -30.0, 0.0, 30.0, 1000.0])
-def test_extreme_logits_overflow_nothing_and_keep_their_order(cross: Loaded, logit: float) -> None:
+def test_extreme_logits_keep_their_order_without_overflow(cross: Loaded, logit: float) -> None:
     result = [(np.array([[logit]], np.float32),)]
     (score,) = cross.task.finish(ask(["a"], ["b"]), Prepared([]), result)
     found = float(np.frombuffer(score.data, np.float32)[0])
@@ -161,7 +161,7 @@ def test_extreme_logits_overflow_nothing_and_keep_their_order(cross: Loaded, log
 
 
 @pytest.mark.parametrize("length", [5, 8, 16, 33])
-def test_a_pair_is_cut_at_its_passage_first(checkpoint: Path, tmp_path: Path, length: int) -> None:
+def test_pair_is_truncated_at_the_passage_first(checkpoint: Path, tmp_path: Path, length: int) -> None:
     import_checkpoint(checkpoint, tmp_path / "short", engine="onnx")
     settings = ModelSettings(task="score", score=ScoreOptions(max_length=length))
     task = Loaded(tmp_path / "short" / "1", settings).task
@@ -181,7 +181,7 @@ def test_a_pair_is_cut_at_its_passage_first(checkpoint: Path, tmp_path: Path, le
         whole.no_truncation()
 
 
-def test_a_tokenizer_with_other_pairs_is_followed(checkpoint: Path, tmp_path: Path) -> None:
+def test_pairs_follow_the_format_of_the_tokenizer(checkpoint: Path, tmp_path: Path) -> None:
     from tokenizers.processors import RobertaProcessing
 
     import_checkpoint(checkpoint, tmp_path / "other", engine="onnx")
@@ -251,7 +251,7 @@ def row(name: str, *shape: int, datatype: str = "BYTES") -> Tensor:
         ([row("query", 1), row("text", 1)], "takes two inputs, .* got 'query', 'text'"),
         ([row("query", 1), row("query", 1)], "takes two inputs, .* got 'query', 'query'"),
         ([row("query", 1), row("passage", 1), row("passage", 1)], "got 'query', 'passage', 'passage'"),
-        ([row("query", 2), row("passage", 3)], "2 queries for 3 passages; send one query for all, or one for each"),
+        ([row("query", 2), row("passage", 3)], "2 queries for 3 passages; send one query, or one per passage"),
         ([row("query", 3), row("passage", 1)], "3 queries for 1 passages"),
         ([row("query", 1), row("passage", 1, 2)], r"got BYTES \[1, 2\]"),
         ([row("query", 1), row("passage", 1, datatype="INT8")], r"got INT8 \[1\]"),
@@ -260,14 +260,14 @@ def row(name: str, *shape: int, datatype: str = "BYTES") -> Tensor:
     ],
 )
 @pytest.mark.parametrize("model", ["cosine", "cross"])
-def test_a_wrong_request_is_refused(
+def test_wrong_request_is_rejected(
     model: str, inputs: list[Tensor], message: str, request: pytest.FixtureRequest
 ) -> None:
     with pytest.raises(InvalidTensor, match=message):
         request.getfixturevalue(model).task.prepare(TaskRequest(inputs, []))
 
 
-def test_no_rows_and_unknown_outputs_are_refused(cosine: Loaded) -> None:
+def test_no_rows_and_unknown_outputs_are_rejected(cosine: Loaded) -> None:
     with pytest.raises(InvalidRequest, match="'passage' has no rows; send at least one text"):
         cosine.task.prepare(TaskRequest([row("query", 1), Tensor("passage", "BYTES", (0,), b"")], []))
     with pytest.raises(InvalidTensor, match="unknown output 'label'; this model has 'score'"):
@@ -280,14 +280,14 @@ def test_inputs_may_come_in_any_order_and_shape(cosine: Loaded) -> None:
 
 
 @pytest.mark.parametrize("model", ["cosine", "cross"])
-def test_too_many_tokens_are_refused(model: str, request: pytest.FixtureRequest) -> None:
+def test_too_many_tokens_are_rejected(model: str, request: pytest.FixtureRequest) -> None:
     loaded: Loaded = request.getfixturevalue(model)
     source: Path = request.getfixturevalue("folder")
     options = ScoreOptions(method="cross", output="logits") if model == "cross" else ScoreOptions()
     task = build_score_task(source, options, loaded.signature, TextLimits(32, None, 300))
     fitting = [f"{number}" for number in range(50)]
     assert sum(piece.rows for piece in task.prepare(ask(["x"], fitting)).pieces) >= 50
-    with pytest.raises(RequestTooLarge, match="have more than 300 tokens; send fewer at a time"):
+    with pytest.raises(RequestTooLarge, match="have more than 300 tokens; send fewer per request"):
         task.prepare(ask(["x"], ["hello there"] * 150))
 
 
@@ -327,29 +327,33 @@ def test_the_method_follows_from_the_network(
             {},
             "the score task needs a network with inputs",
         ),
-        (graph(VECTORS), {"output": "logits"}, "score.output: the network has no output 'logits'; it has sentence_emb"),
-        (graph(("a", "FP32", (-1, 1)), ("b", "FP32", (-1, 9))), {}, "score.output: .* but a, b: say which"),
-        (graph(("pooled", "FP32", (-1, -1))), {}, "score.method: 'pooled' does not say how wide"),
+        (
+            graph(VECTORS),
+            {"output": "logits"},
+            "score.output: the network has no output 'logits'; its outputs are sentence_emb",
+        ),
+        (graph(("a", "FP32", (-1, 1)), ("b", "FP32", (-1, 9))), {}, "score.output: .* but a, b: set score.output"),
+        (graph(("pooled", "FP32", (-1, -1))), {}, "score.method: 'pooled' has no fixed width"),
         (graph(("logits", "FP32", (-1, 3))), {}, "score.method: a cross-encoder gives 1 or 2 numbers .* has 3"),
         (graph(("logits", "INT64", (-1, 1))), {}, r"score.output: 'logits' must be FP32 .*; got INT64 \[-1, 1\]"),
         (graph(("logits", "FP32", (-1, 7, 1))), {}, r"score.output: 'logits' must be .*; got FP32 \[-1, 7, 1\]"),
         (graph(LOGIT), {"max_length": 4}, "score.max_length: 4 leaves no room for two texts beside the 3 special"),
     ],
 )
-def test_a_network_that_does_not_fit_is_refused(
+def test_network_that_does_not_fit_is_rejected(
     folder: Path, given: Signature, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build_score_task(folder, ScoreOptions.model_validate(options), given, TextLimits(32, None, 1000))
 
 
-def test_a_cross_encoder_that_turns_out_too_wide_fails_the_request(folder: Path) -> None:
+def test_too_many_logits_fail_the_request(folder: Path) -> None:
     task = build_score_task(folder, ScoreOptions(), graph(("logits", "FP32", (-1, -1))), TextLimits(32, None, 1000))
     with pytest.raises(EngineFailed, match="gave 5 numbers for a pair"):
         task.finish(ask(["a"], ["b"]), Prepared([]), [(np.zeros((1, 5), np.float32),)])
 
 
-def test_the_limits_are_the_servers(folder: Path) -> None:
+def test_limits_come_from_the_server(folder: Path) -> None:
     loaded = Loaded(folder, ModelSettings(task="score"), Limits(max_tokens=5))
     with pytest.raises(RequestTooLarge):
         loaded.task.prepare(ask(["a"], ["b"]))

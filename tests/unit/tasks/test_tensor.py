@@ -1,4 +1,4 @@
-"""The tensor task: checks, joins, splits."""
+"""The tensor task: checks, joined batches and split answers."""
 
 from dataclasses import replace
 
@@ -84,12 +84,12 @@ def bad(**changes: object) -> TaskRequest:
         (request(0), "no rows"),
     ],
 )
-def test_what_is_wrong_is_said(broken: TaskRequest, why: str) -> None:
+def test_invalid_request_names_the_problem(broken: TaskRequest, why: str) -> None:
     with pytest.raises(InvalidTensor, match=why):
         task().prepare(broken)
 
 
-def test_more_rows_than_a_batch_holds_are_refused() -> None:
+def test_more_rows_than_a_batch_holds_are_rejected() -> None:
     with pytest.raises(RequestTooLarge, match="at most 4"):
         task().prepare(request(5))
 
@@ -115,7 +115,7 @@ def test_texts_are_counted_before_they_are_read() -> None:
     spec = TensorSpec("s", "BYTES", (-1, -1))
     made = TensorTask(Signature((spec,), (spec,), "onnx", "fp32"), 4, None, max_elements=100)
     assert made.prepare(texts(100)).pieces[0].arrays["s"].shape == (1, 100)
-    with pytest.raises(RequestTooLarge, match=r"has 101 elements, over limits.max_elements \(100\): split the request"):
+    with pytest.raises(RequestTooLarge, match="has 101 elements; at most 100 are allowed: split the request"):
         made.prepare(texts(101))
     announced = Tensor("s", "BYTES", (1, 10**12), b"")
     with pytest.raises(RequestTooLarge):
@@ -123,12 +123,12 @@ def test_texts_are_counted_before_they_are_read() -> None:
     assert made.weigh(TaskRequest([announced], [])) == made.weigh(TaskRequest([replace(announced, shape=(100,))], []))
 
 
-def test_a_large_text_weighs_more_where_one_character_is_wide() -> None:
+def test_wide_character_increases_the_weight_of_a_large_text() -> None:
     plain, wide = pack_bytes([b"a" * 2_000_000]), pack_bytes([b"a" * 2_000_000 + "\U0001f600".encode()])
     light, heavy = (task().weigh(TaskRequest([Tensor("s", "BYTES", (1,), data)], [])) for data in (plain, wide))
     assert heavy > 3 * light
 
 
-def test_numbers_weigh_nothing_more_than_they_came_with() -> None:
+def test_numbers_have_no_extra_weight() -> None:
     assert task().weigh(request(4)) == 0
     assert task().weigh(TaskRequest([Tensor("s", "BYTES", (-1,), b"")], [])) == 0

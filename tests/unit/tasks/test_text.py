@@ -1,4 +1,4 @@
-"""Texts and pairs of texts as graphs take them: what is cut, what is padded, and how pairs are marked."""
+"""Texts and pairs of texts as token ids: truncation, padding and the marks of pairs."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ from penstock.core.signature import PADDING, Signature, TokenRows
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
 from penstock.models.samples.texts import passages, queries
 from penstock.tasks.options import ScoreOptions, TextLimits
-from penstock.tasks.pairs import PairTokens
+from penstock.tasks.score import PairTokens
 from penstock.tasks.text import MOST_CHARS_PER_TOKEN, TextNetwork, TextTokenizer
 
 TOKENS: Any = Signature(
@@ -94,8 +94,10 @@ LONG_TEXTS = {
 
 @pytest.mark.parametrize("kind", LONG_TEXTS)
 @pytest.mark.parametrize("is_bert", [True, False])
-def test_a_long_text_has_the_tokens_of_its_whole(folder: Path, tmp_path: Path, kind: str, is_bert: bool) -> None:
-    """As a request brings it, of which at most a head is ever decoded; also by a tokenizer that may not be cut."""
+def test_a_long_text_has_the_same_tokens_as_the_whole_text(
+    folder: Path, tmp_path: Path, kind: str, is_bert: bool
+) -> None:
+    """Only the head of a request's text is decoded, unless the tokenizer needs the whole text."""
     file = folder / "tokenizer.json"
     if not is_bert:
         file = tmp_path / "tokenizer.json"
@@ -113,15 +115,15 @@ def test_a_long_text_has_the_tokens_of_its_whole(folder: Path, tmp_path: Path, k
 
 
 @pytest.mark.parametrize("text", ["c" * 400, "c" * 40 + " " * 360], ids=["unbroken", "blank"])
-def test_texts_that_have_few_tokens_for_their_length_are_refused_before_they_are_read(folder: Path, text: str) -> None:
+def test_texts_with_few_tokens_for_their_length_are_refused_before_reading(folder: Path, text: str) -> None:
     network = TextNetwork("embed", folder, ScoreOptions(max_length=16), TOKENS, TextLimits(32, None, 1000))
     assert len(list(network.encode([text] * 15))) == 15
-    with pytest.raises(RequestTooLarge, match="the 100 texts are too long together; send fewer at a time"):
+    with pytest.raises(RequestTooLarge, match="the 100 texts together are too long; send fewer texts per request"):
         next(network.encode([text] * 100))
 
 
 @pytest.mark.parametrize("damaged_at", [0, 100, 300_000, 999_999])
-def test_what_is_no_utf8_is_found_where_it_is(folder: Path, damaged_at: int) -> None:
+def test_invalid_utf8_is_located(folder: Path, damaged_at: int) -> None:
     network = TextNetwork("embed", folder, ScoreOptions(max_length=4), TOKENS, TextLimits(32, None, 1000))
     raw = bytearray("ä".encode() * 500_000)
     raw[damaged_at] = 0xFF
@@ -130,7 +132,7 @@ def test_what_is_no_utf8_is_found_where_it_is(folder: Path, damaged_at: int) -> 
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_pairs_are_as_the_tokenizer_makes_them(folder: Path, tmp_path: Path, processor: str) -> None:
+def test_pairs_equal_those_of_the_tokenizer(folder: Path, tmp_path: Path, processor: str) -> None:
     whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
     whole.no_padding()
     whole.no_truncation()
@@ -145,13 +147,13 @@ def test_pairs_are_as_the_tokenizer_makes_them(folder: Path, tmp_path: Path, pro
         assert list(pairs.rows([(next(ids), next(ids))])) == [(expected.ids, expected.type_ids)]
 
 
-def test_learning_of_pairs_leaves_the_limit(folder: Path) -> None:
+def test_encoding_a_pair_keeps_the_truncation_limit(folder: Path) -> None:
     tokenizer = TextTokenizer(folder / "tokenizer.json", 6)
     PairTokens(tokenizer, 6)
     assert [len(ids) for ids in tokenizer.encode(["word " * 50])] == [6]
 
 
-def test_a_text_that_fills_all_leaves_none_of_the_other(folder: Path) -> None:
+def test_first_text_may_leave_no_room_for_the_second(folder: Path) -> None:
     pairs = PairTokens(TextTokenizer(folder / "tokenizer.json", 8), 8)
     rows = list(pairs.rows([([7] * 9, [8] * 9), ([7] * 4, [8] * 9), ([7], [8] * 2)]))
     assert [ids for ids, _ in rows] == [
@@ -162,12 +164,12 @@ def test_a_text_that_fills_all_leaves_none_of_the_other(folder: Path) -> None:
     assert rows[1][1] == [0, 0, 0, 0, 0, 0, 1, 1]
 
 
-def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_without_pairs_is_rejected(tmp_path: Path) -> None:
     Tokenizer(WordLevel({"zebra": 0}, unk_token="zebra")).save(str(tmp_path / "unknown.json"))
     ((ids, _),) = PairTokens(TextTokenizer(tmp_path / "unknown.json", 8), 8).rows([([0] * 9, [0])])
     assert ids == [0] * 8
     Tokenizer(BPE({"z": 0}, [])).save(str(tmp_path / "broken.json"))
-    with pytest.raises(ConfigError, match="makes no pairs of texts"):
+    with pytest.raises(ConfigError, match="cannot encode pairs of texts"):
         PairTokens(TextTokenizer(tmp_path / "broken.json", 8), 8)
 
 
@@ -191,7 +193,7 @@ LENGTHS = [3, 40, 16, 17, 3, 16, 1, 33, 3, 40, 3, 3]
 
 
 def rows_of(lengths: list[int]) -> list[list[int]]:
-    """Rows that begin with their place, so that each is found again."""
+    """Return rows that begin with their index, so that a test can identify them."""
     return [[place + 1, *range(1000, 1000 + length - 1)] for place, length in enumerate(lengths)]
 
 
@@ -201,7 +203,7 @@ def network(folder: Path, limits: TextLimits, rows: TokenRows = TokenRows(), max
 
 
 @pytest.mark.parametrize("step", [1, 16])
-def test_rows_of_like_length_are_one_piece_and_are_found_again(folder: Path, step: int) -> None:
+def test_rows_of_similar_length_form_a_piece_and_keep_their_order(folder: Path, step: int) -> None:
     made = network(folder, TextLimits(1024, 65_536), TokenRows(step))
     ids = rows_of(LENGTHS)
     prepared = made.cut(ids)
@@ -230,7 +232,7 @@ def test_rows_of_like_length_are_one_piece_and_are_found_again(folder: Path, ste
 def test_a_piece_is_at_most_a_quarter_of_a_batch(
     folder: Path, limits: TextLimits, length: int, rows: list[int]
 ) -> None:
-    """So a request of many texts leaves room for others, and its batches are shared out."""
+    """A request of many texts leaves room for other requests, and several instances share it."""
     prepared = network(folder, limits, max_length=256).cut(rows_of([length] * 20))
     assert [piece.rows for piece in prepared.pieces] == rows
     assert prepared.order is None
@@ -243,13 +245,13 @@ def test_a_text_without_tokens_is_a_row_of_padding(folder: Path) -> None:
     assert made.join([piece])["attention_mask"].tolist() == [[0]]
 
 
-def test_an_engine_gets_the_rows_and_the_ids_that_it_takes(folder: Path) -> None:
+def test_batch_has_the_format_of_the_engine(folder: Path) -> None:
     made = network(folder, TextLimits(32), TokenRows(8, is_marked=True, vocabulary=1004))
     (piece,) = made.cut(rows_of([4, 5])).pieces
     ((name, array),) = made.join([piece, piece]).items()
     assert (name, array.dtype) == ("input_ids", np.dtype(np.int32))
     assert array.tolist() == 2 * [[1, 1000, 1001, 1002, *[PADDING] * 4], [2, 1000, 1001, 1002, 1003, *[PADDING] * 3]]
-    with pytest.raises(InvalidTensor, match=r"the tokenizer gives 1004 .* below 1004: take the tokenizer.json"):
+    with pytest.raises(InvalidTensor, match=r"the tokenizer gives 1004 .* ends at 1004: use the tokenizer.json"):
         made.cut(rows_of([4, 6]))
 
 

@@ -1,4 +1,4 @@
-"""The upscale task: what goes in, what comes out, and that tiles leave no seam."""
+"""The upscale task: accepted images, answers, and tiles without seams."""
 
 import struct
 import zlib
@@ -18,7 +18,7 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
 from penstock.models.samples.photos import photos
 from penstock.tasks.base import TaskRequest
-from penstock.tasks.images import decoding, files
+from penstock.tasks.images import decoding, image_files
 from penstock.tasks.images.decoding import MAX_SIDE, DecodedImage, ImageHeader
 from penstock.tasks.options import UpscaleOptions
 from penstock.tasks.upscale import UpscaleTask
@@ -34,7 +34,7 @@ PAIR = Signature(
     "onnx",
     "fp32",
 )
-Wishes = dict[str, Parameter]
+Parameters = dict[str, Parameter]
 Upscale = Callable[..., list[Image.Image]]
 
 
@@ -43,9 +43,9 @@ def make_task(max_rows: int = 8, **options: int) -> UpscaleTask:
 
 
 def make_request(
-    images: Sequence[bytes], shape: tuple[int, ...] | None = None, wishes: Wishes | None = None
+    images: Sequence[bytes], shape: tuple[int, ...] | None = None, parameters: Parameters | None = None
 ) -> TaskRequest:
-    return TaskRequest([Tensor("image", "BYTES", shape or (len(images),), pack_bytes(images))], [], wishes or {})
+    return TaskRequest([Tensor("image", "BYTES", shape or (len(images),), pack_bytes(images))], [], parameters or {})
 
 
 def to_file(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -70,12 +70,12 @@ def session() -> onnxruntime.InferenceSession:
 
 @pytest.fixture
 def upscale(session: onnxruntime.InferenceSession) -> Upscale:
-    """Runs a request as a worker would, every piece by itself or all of a key together."""
+    """Return a function that runs a request as a worker does: each piece alone, or equal keys in one batch."""
 
     def run(
-        images: Sequence[bytes], is_batched: bool = True, wishes: Wishes | None = None, **options: int
+        images: Sequence[bytes], is_batched: bool = True, parameters: Parameters | None = None, **options: int
     ) -> list[Image.Image]:
-        task, request = make_task(**options), make_request(images, wishes=wishes)
+        task, request = make_task(**options), make_request(images, parameters=parameters)
         prepared = task.prepare(request)
         results: list[Sequence[Array]] = [()] * len(prepared.pieces)
         groups: dict[object, list[int]] = {}
@@ -89,13 +89,13 @@ def upscale(session: onnxruntime.InferenceSession) -> Upscale:
                 results[index] = result
         (answer,) = task.finish(request, prepared, results)
         assert answer.shape == request.inputs[0].shape
-        formats = [str((wishes or {}).get("format", "png"))]
+        formats = [str((parameters or {}).get("format", "png"))]
         return [Image.open(BytesIO(file), formats=formats) for file in unpack_bytes(answer)]
 
     return run
 
 
-# What comes out
+# Answers
 
 
 def test_signature_is_bytes_to_bytes() -> None:
@@ -104,7 +104,7 @@ def test_signature_is_bytes_to_bytes() -> None:
     assert signature.max_batch_size == 5
 
 
-def test_luminance_is_the_networks_and_colour_is_bicubic(
+def test_network_sharpens_luminance_and_colour_is_bicubic(
     upscale: Upscale, session: onnxruntime.InferenceSession
 ) -> None:
     given = photograph()
@@ -176,7 +176,7 @@ def test_tiles_of_images_of_like_sizes_have_one_shape() -> None:
 
 
 @pytest.mark.parametrize("tile", [256, 384, 512])
-def test_few_pixels_are_computed_twice(tile: int) -> None:
+def test_tiles_overlap_little(tile: int) -> None:
     pieces = make_task(tile=tile).prepare(make_request([photos()[0]])).pieces
     computed = sum(piece.arrays["luminance"].size for piece in pieces)
     assert computed < 1.3 * 640 * 480
@@ -187,7 +187,7 @@ def test_an_image_smaller_than_a_tile_is_not_filled_up() -> None:
     assert piece.key == ("luminance", 30 * 2 + 16, 20 * 2 + 16)
 
 
-def test_batched_tiles_of_several_images_come_back_to_their_own(upscale: Upscale) -> None:
+def test_tiles_of_several_images_are_kept_apart_in_a_batch(upscale: Upscale) -> None:
     images = [to_file(photograph(*size)) for size in ((64, 48), (20, 30), (61, 37))]
     together = upscale(images, tile=64)
     for image, answer in zip(images, together, strict=True):
@@ -217,7 +217,7 @@ def test_warm_up_is_one_tile() -> None:
         ("RGBA", "PNG", "RGBA"),
     ],
 )
-def test_every_mode_has_its_answer(upscale: Upscale, mode: str, kind: str, answer_mode: str) -> None:
+def test_every_image_mode_is_answered(upscale: Upscale, mode: str, kind: str, answer_mode: str) -> None:
     data = to_file(photograph().convert(mode), kind)
     with Image.open(BytesIO(data)) as image:
         plain = to_file(image.convert(answer_mode))
@@ -272,7 +272,7 @@ def test_exif_orientation_is_applied(upscale: Upscale, kind: str, orientation: i
         upright = to_file(ImageOps.exif_transpose(image))
     (answer,), (expected,) = upscale([turned]), upscale([upright])
     assert answer.size == ((80, 48) if orientation < 5 else (48, 80))
-    assert differ(answer, expected) <= 3  # turning and enlarging round differently
+    assert differ(answer, expected) <= 3  # a turned image is rounded differently
     assert 0x0112 not in answer.getexif()
 
 
@@ -308,31 +308,31 @@ def test_progressive_files_are_read(upscale: Upscale) -> None:
 
 
 def test_a_jpeg_of_other_colours_is_read(upscale: Upscale) -> None:
-    """Of RGB, where nearly all are of YCbCr."""
+    """Most JPEG files have YCbCr; this one has RGB."""
     data = to_file(photograph(), "JPEG", keep_rgb=True, quality=95)
     (answer,), (expected,) = upscale([data]), upscale([to_file(Image.open(BytesIO(data)))])
     assert differ(answer, expected) == 0
 
 
-# What is asked of the answer
+# Options of the answer
 
 
 @pytest.mark.parametrize(("mode", "answer_mode"), [("RGB", "RGB"), ("L", "L")])
-def test_a_jpeg_is_much_like_the_png(upscale: Upscale, mode: str, answer_mode: str) -> None:
+def test_jpeg_is_close_to_the_png(upscale: Upscale, mode: str, answer_mode: str) -> None:
     given = to_file(photograph().convert(mode))
-    (expected,), (answer,) = upscale([given]), upscale([given], wishes={"format": "jpeg", "quality": 100}, tile=64)
+    (expected,), (answer,) = upscale([given]), upscale([given], parameters={"format": "jpeg", "quality": 100}, tile=64)
     assert (answer.format, answer.mode) == ("JPEG", answer_mode)
     assert np.abs(np.asarray(answer, np.int16) - np.asarray(expected, np.int16)).mean() < 4
-    (poor,) = upscale([given], wishes={"format": "jpeg", "quality": "20"})
+    (poor,) = upscale([given], parameters={"format": "jpeg", "quality": "20"})
     assert differ(poor, expected) > differ(answer, expected)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
-def test_a_webp_is_much_like_the_png(upscale: Upscale, mode: str) -> None:
+def test_webp_is_close_to_the_png(upscale: Upscale, mode: str) -> None:
     image = photograph().convert(mode)
     if mode == "RGBA":
         image.putalpha(Image.linear_gradient("L").resize(image.size))
-    (expected,), (answer,) = upscale([to_file(image)]), upscale([to_file(image)], wishes={"format": "webp"})
+    (expected,), (answer,) = upscale([to_file(image)]), upscale([to_file(image)], parameters={"format": "webp"})
     assert answer.format == "WEBP"
     assert answer.mode == ("RGBA" if mode == "RGBA" else "RGB")
     found, wanted = (np.asarray(each.convert("RGB"), np.int16) for each in (answer, expected))
@@ -342,79 +342,77 @@ def test_a_webp_is_much_like_the_png(upscale: Upscale, mode: str) -> None:
 def test_profiles_are_kept_in_every_format(upscale: Upscale) -> None:
     profile = b"\0" * 16 + b"RGB " + b"\0" * 108
     for kind in ("png", "jpeg", "webp"):
-        (answer,) = upscale([to_file(photograph(), icc_profile=profile)], wishes={"format": kind})
+        (answer,) = upscale([to_file(photograph(), icc_profile=profile)], parameters={"format": kind})
         assert answer.info["icc_profile"] == profile
 
 
-def test_what_is_transparent_is_no_jpeg(upscale: Upscale) -> None:
+def test_transparent_image_cannot_be_a_jpeg(upscale: Upscale) -> None:
     image = photograph()
     image.putalpha(255)
-    assert upscale([to_file(image)], wishes={"format": "jpeg"})[0].mode == "RGB"
+    assert upscale([to_file(image)], parameters={"format": "jpeg"})[0].mode == "RGB"
     image.putalpha(254)
-    with pytest.raises(InvalidRequest, match="ask for format png or webp"):
-        upscale([to_file(image)], wishes={"format": "jpeg"})
+    with pytest.raises(InvalidRequest, match="request format png or webp"):
+        upscale([to_file(image)], parameters={"format": "jpeg"})
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
 @pytest.mark.parametrize(
     ("resolution", "size"), [("2x", (128, 96)), ("1x", (64, 48)), ("150p", (200, 150)), ("3.5x", (224, 168))]
 )
-def test_an_answer_is_as_large_as_it_is_asked_for(
-    upscale: Upscale, kind: str, resolution: str, size: tuple[int, int]
-) -> None:
-    (answer,) = upscale([PNG], wishes={"resolution": resolution, "format": kind}, tile=64)
+def test_answer_has_the_requested_size(upscale: Upscale, kind: str, resolution: str, size: tuple[int, int]) -> None:
+    (answer,) = upscale([PNG], parameters={"resolution": resolution, "format": kind}, tile=64)
     assert answer.size == size
     assert np.asarray(answer).std() > 10
 
 
-def test_an_image_that_lies_is_measured_upright(upscale: Upscale) -> None:
+def test_resolution_applies_after_the_orientation(upscale: Upscale) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    (answer,) = upscale([to_file(photograph(64, 36), "JPEG", exif=exif)], wishes={"resolution": "160x160"})
+    (answer,) = upscale([to_file(photograph(64, 36), "JPEG", exif=exif)], parameters={"resolution": "160x160"})
     assert answer.size == (90, 160)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "LA", "L"])
-def test_another_mode_is_another_networks(upscale: Upscale, mode: str) -> None:
-    """All planes go through it, and none is enlarged; here it is the same network, which sharpens."""
+def test_denoise_uses_the_second_network(upscale: Upscale, mode: str) -> None:
+    """All planes go through the second network and none is enlarged. Both networks are the same here."""
     given = photograph().convert(mode)
-    (answer,) = upscale([to_file(given)], wishes={"mode": "denoise"}, tile=48)
+    (answer,) = upscale([to_file(given)], parameters={"mode": "denoise"}, tile=48)
     assert (answer.size, answer.mode) == (given.size, mode)
-    pieces = make_task(tile=512).prepare(make_request([to_file(given)], wishes={"mode": "denoise"})).pieces
+    pieces = make_task(tile=512).prepare(make_request([to_file(given)], parameters={"mode": "denoise"})).pieces
     assert [list(piece.arrays) for piece in pieces] == [["second.luminance"]] * (3 if mode == "RGB" else 1)
-    assert upscale([to_file(given)], wishes={"mode": "denoise", "resolution": "2x"})[0].size == (128, 96)
+    assert upscale([to_file(given)], parameters={"mode": "denoise", "resolution": "2x"})[0].size == (128, 96)
 
 
-def test_who_asks_more_weighs_more() -> None:
+def test_larger_answers_weigh_more() -> None:
     task = make_task()
-    asked: list[Wishes] = [{}, {"resolution": "8k"}, {"format": "webp"}]
-    plain, larger, other = (task.weigh(make_request([PNG], wishes=wishes)) for wishes in asked)
+    asked: list[Parameters] = [{}, {"resolution": "8k"}, {"format": "webp"}]
+    plain, larger, other = (task.weigh(make_request([PNG], parameters=parameters)) for parameters in asked)
     assert 0 < plain < other < larger
-    assert task.weigh(make_request([PNG], wishes={"resolution": "nonsense"})) == 0
+    assert task.weigh(make_request([PNG], parameters={"resolution": "nonsense"})) == 0
 
 
 @pytest.mark.parametrize(
-    ("wishes", "error", "says"),
+    ("parameters", "error", "says"),
     [
-        ({"resolution": "32x32"}, InvalidRequest, r"64 × 48 pixels smaller \(32 × 24\): ask for a larger one"),
-        ({"resolution": "0.5x"}, InvalidRequest, "ask for a larger one"),
-        ({"resolution": "99x"}, RequestTooLarge, "gives at most 40000: ask for a smaller resolution"),
+        ({"resolution": "32x32"}, InvalidRequest, r"64 × 48 pixels smaller \(32 × 24\): request a larger resolution"),
+        ({"resolution": "0.5x"}, InvalidRequest, "request a larger resolution"),
+        ({"resolution": "99x"}, RequestTooLarge, "gives at most 40000: request a smaller resolution"),
         ({"format": "webp", "resolution": "99x"}, RequestTooLarge, "gives at most 40000"),
         ({"format": "tiff"}, InvalidRequest, "png, jpeg or webp"),
         ({"mode": "paint"}, InvalidRequest, "upscale or denoise"),
     ],
 )
-def test_wishes_that_cannot_be_are_refused(wishes: Wishes, error: type[Exception], says: str) -> None:
+def test_invalid_output_options_are_rejected(parameters: Parameters, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        make_task(max_pixels=10_000).prepare(make_request([PNG], wishes=wishes))
+        make_task(max_pixels=10_000).prepare(make_request([PNG], parameters=parameters))
 
 
 def test_a_model_with_one_network_has_one_mode() -> None:
-    with pytest.raises(InvalidRequest, match="no network for it"):
-        UpscaleTask(UpscaleOptions(), ENGINE, 8).prepare(make_request([PNG], wishes={"mode": "denoise"}))
+    with pytest.raises(InvalidRequest, match="no network for that"):
+        UpscaleTask(UpscaleOptions(), ENGINE, 8).prepare(make_request([PNG], parameters={"mode": "denoise"}))
 
 
-# What is refused
+# Refusals
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -456,43 +454,43 @@ SIZE_IN_JPEG = JPEG.index(b"\xff\xc0") + 5
         (NO_PALETTE, "send the whole file"),
         (bomb(0, 10), "send the whole file"),
         (bomb(10, 0), "send the whole file"),
-        (bomb(1, MAX_SIDE + 1), "no side may be over"),
-        (bomb(60_000, 60_000), "at most 25000000: shrink it"),
-        (bomb(10_000, 10_000), "at most 25000000: shrink it"),
-        (bomb(5_001, 5_000), "at most 25000000: shrink it"),
-        (JPEG[:SIZE_IN_JPEG] + b"\xff\xdc\xff\xdc" + JPEG[SIZE_IN_JPEG + 4 :], "at most 25000000: shrink it"),
+        (bomb(1, MAX_SIDE + 1), "no side may exceed"),
+        (bomb(60_000, 60_000), "at most 25000000: shrink the image"),
+        (bomb(10_000, 10_000), "at most 25000000: shrink the image"),
+        (bomb(5_001, 5_000), "at most 25000000: shrink the image"),
+        (JPEG[:SIZE_IN_JPEG] + b"\xff\xdc\xff\xdc" + JPEG[SIZE_IN_JPEG + 4 :], "at most 25000000: shrink the image"),
         (JPEG[:SIZE_IN_JPEG] + b"\0\0\0\x10" + JPEG[SIZE_IN_JPEG + 4 :], "send"),
         (to_file(photograph(), save_all=True, append_images=[photograph().rotate(90)]), "one frame"),
     ],
 )
-def test_what_is_no_image_of_ours_is_refused(data: bytes, says: str) -> None:
+def test_unsupported_image_is_rejected(data: bytes, says: str) -> None:
     with pytest.raises(InvalidImage, match=says) as caught:
         make_task().prepare(make_request([PNG, data]))
     assert "input 'image' element 1" in caught.value.message
 
 
 def scanned(count: int, between: bytes = b"") -> bytes:
-    """A progressive JPEG whose last scan comes again and again."""
+    """Return a progressive JPEG that repeats its last scan."""
     whole = to_file(photograph(), "JPEG", progressive=True)
     last, end = whole.rindex(b"\xff\xda"), whole.rindex(b"\xff\xd9")
     return whole[:end] + (between + whole[last:end]) * (count - whole.count(b"\xff\xda")) + whole[end:]
 
 
 SCAN = JPEG.index(b"\xff\xda")
-# Says another size.
+# A second header with another size.
 FRAME = JPEG[SIZE_IN_JPEG - 5 : SIZE_IN_JPEG] + b"\x13\x88" * 2 + JPEG[SIZE_IN_JPEG + 4 : SIZE_IN_JPEG + 14]
-COMMENT = b"\xff\xfe\x00\x04\xff\xd9"  # with what ends an image elsewhere
+COMMENT = b"\xff\xfe\x00\x04\xff\xd9"  # with the marker that ends an image
 
 
 @pytest.mark.parametrize("file", [scanned(32), scanned(32) + scanned(32), JPEG + bytes(range(256)) * 500])
-def test_what_follows_an_image_is_no_scan_of_it(upscale: Upscale, file: bytes) -> None:
+def test_scans_after_the_end_of_an_image_are_ignored(upscale: Upscale, file: bytes) -> None:
     assert upscale([file])[0].size == (128, 96)
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (scanned(33), "has 33 scans; this model takes at most 32"),
+        (scanned(33), "has 33 scans; at most 32 are allowed"),
         (scanned(33, COMMENT), "has 33 scans"),
         (scanned(33, b"\xff" * 9), "has 33 scans"),
         (scanned(1200), "more than 512 segments"),
@@ -504,13 +502,13 @@ def test_what_follows_an_image_is_no_scan_of_it(upscale: Upscale, file: bytes) -
         (JPEG[:SCAN] + FRAME + JPEG[SCAN:], "damaged"),
     ],
 )
-def test_what_is_dear_to_read_is_refused(data: bytes, says: str) -> None:
+def test_expensive_file_is_rejected(data: bytes, says: str) -> None:
     with pytest.raises(InvalidImage, match=says):
         make_task().prepare(make_request([data]))
 
 
 def test_a_second_header_or_profile_of_a_png_is_not_read(upscale: Upscale) -> None:
-    """A profile of some kilobytes may unpack to a megabyte."""
+    """A compressed profile of some kilobytes may have a megabyte of data."""
     profile = chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000)))
     file = PNG[:33] + profile * 10_000 + bomb(5000, 5000)[8:33] + PNG[33:]
     assert upscale([file])[0].size == (128, 96)
@@ -522,47 +520,47 @@ def test_an_image_weighs_by_its_pixels(data: bytes) -> None:
     one, two = (made.weigh(make_request([data] * count)) for count in (1, 2))
     assert one >= 64 * 48 * (8 + 3 * 4)
     assert two == 2 * one
-    assert made.weigh(make_request([bomb(60_000, 60_000)])) == 25_000_000 * 20  # no more is ever decoded
+    assert made.weigh(make_request([bomb(60_000, 60_000)])) == 25_000_000 * 20  # larger images are not decoded
 
 
 @pytest.mark.parametrize("data", [b"", PNG[:20], JPEG[:30], b"\xff\xd8" + b"\xff" * 100_000])
-def test_what_cannot_be_read_weighs_nothing(data: bytes) -> None:
+def test_unreadable_image_weighs_nothing(data: bytes) -> None:
     made = make_task()
     assert made.weigh(make_request([data])) == 0
     assert made.weigh(TaskRequest([], [])) == 0
 
 
-def test_a_bomb_is_refused_before_any_image_is_decoded() -> None:
+def test_decompression_bomb_is_rejected_before_decoding() -> None:
     truncated = PNG[: len(PNG) // 2]
-    with pytest.raises(InvalidImage, match="element 1: the image says it has 5001 × 5000 pixels"):
+    with pytest.raises(InvalidImage, match="element 1: the image's header declares 5001 × 5000 pixels"):
         make_task().prepare(make_request([truncated, bomb(5_001, 5_000)]))
 
 
-def test_images_of_a_request_that_is_cancelled_are_not_decoded_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_a_cancelled_request_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     request = make_request([PNG] * 3)
     decoded: list[ImageHeader] = []
 
     def decode(header: ImageHeader) -> DecodedImage:
         decoded.append(header)
         if len(decoded) == 2:
-            request.inputs.clear()  # as a worker does
+            request.inputs.clear()  # like a worker
         return decoding.decode(header)
 
-    monkeypatch.setattr(files, "decode", decode)
+    monkeypatch.setattr(image_files, "decode", decode)
     with pytest.raises(Cancelled):
         make_task().prepare(request)
     assert len(decoded) == 2
 
 
-def test_images_may_not_add_up_to_a_bomb() -> None:
-    with pytest.raises(RequestTooLarge, match="the 2 images have 6144 pixels together"):
+def test_total_pixels_of_a_request_are_limited() -> None:
+    with pytest.raises(RequestTooLarge, match="the 2 images together have 6144 pixels"):
         make_task(max_pixels=6000).prepare(make_request([PNG, JPEG]))
 
 
 @pytest.mark.parametrize("damaged_at", range(0, len(JPEG), 97))
 @pytest.mark.parametrize("data", [JPEG, PNG], ids=["jpeg", "png"])
-def test_a_damaged_byte_is_an_answer_or_a_refusal(data: bytes, damaged_at: int) -> None:
-    """And never a warning, which this test run would raise."""
+def test_damaged_byte_gives_an_answer_or_an_error(data: bytes, damaged_at: int) -> None:
+    """A warning would fail this test, too."""
     damaged = bytearray(data)
     damaged[damaged_at % len(data)] ^= 0xFF
     with suppress(InvalidImage):
@@ -579,15 +577,15 @@ def test_a_damaged_byte_is_an_answer_or_a_refusal(data: bytes, damaged_at: int) 
         ([Tensor("image", "BYTES", (), pack_bytes([PNG]))], InvalidTensor, r"got BYTES \[\]"),
         ([Tensor("image", "BYTES", (0,), b"")], InvalidRequest, "no rows"),
         ([Tensor("image", "BYTES", (2,), pack_bytes([PNG]))], InvalidTensor, "4-byte"),
-        ([Tensor("image", "BYTES", (9,), pack_bytes([PNG] * 9))], RequestTooLarge, "at most 8 at a time"),
+        ([Tensor("image", "BYTES", (9,), pack_bytes([PNG] * 9))], RequestTooLarge, "send at most 8 per request"),
     ],
 )
-def test_wrong_tensors_are_refused(inputs: list[Tensor], error: type[Exception], says: str) -> None:
+def test_wrong_tensors_are_rejected(inputs: list[Tensor], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         make_task().prepare(TaskRequest(inputs, []))
 
 
-def test_an_unknown_output_is_refused() -> None:
+def test_unknown_output_is_rejected() -> None:
     request = make_request([PNG])
     request.outputs = ["picture"]
     with pytest.raises(InvalidTensor, match="unknown output 'picture'"):
@@ -613,7 +611,7 @@ def test_a_column_of_images_is_answered_by_a_column() -> None:
         (TensorSpec("a", "FP32", (-1, 1)),),
     ],
 )
-def test_a_network_that_does_not_take_planes_is_refused(inputs: tuple[TensorSpec, ...]) -> None:
+def test_network_that_does_not_take_planes_is_rejected(inputs: tuple[TensorSpec, ...]) -> None:
     engine = Signature(inputs, (TensorSpec("out", "FP32", PLANE),), "onnx", "fp32")
     with pytest.raises(ConfigError, match="the upscale task needs"):
         UpscaleTask(UpscaleOptions(), engine, 8)

@@ -1,4 +1,4 @@
-"""What bounds a process beside its machine."""
+"""Limits of control groups."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def _group(folder: Path, cpu: str, memory: str) -> None:
     (folder / "memory.max").write_text(f"{memory}\n")
 
 
-def test_every_group_that_bounds_a_process_is_told_and_no_other(tmp_path: Path) -> None:
+def test_only_groups_that_limit_the_process_are_returned(tmp_path: Path) -> None:
     root, own = tmp_path / "cgroup", tmp_path / "own"
     own.write_text("4:memory:/elsewhere\n0::/system.slice/penstock.service\n")
     _group(root / "system.slice" / "penstock.service", "max 100000", "max")
@@ -24,7 +24,7 @@ def test_every_group_that_bounds_a_process_is_told_and_no_other(tmp_path: Path) 
     assert control_groups(root, own)[0] == ControlGroup("/system.slice/penstock.service", 0.0, 4096)
 
 
-def test_a_container_sees_its_own_at_the_root(tmp_path: Path) -> None:
+def test_a_container_sees_its_own_group_at_the_root(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("0::/\n")
     _group(tmp_path, "200000 100000", "8589934592")
     assert control_groups(tmp_path, tmp_path / "own") == [ControlGroup("/", 2.0, 8 * 2**30)]
@@ -34,7 +34,7 @@ def test_a_container_sees_its_own_at_the_root(tmp_path: Path) -> None:
     ("outer", "inner", "cores"),
     [("max", "max", 8), ("300000", "max", 3), ("300000", "250000", 2), ("max", "50000", 1), ("9900000", "max", 8)],
 )
-def test_cores_are_those_that_the_groups_give_the_time_of(
+def test_usable_cores_follow_the_groups_quotas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: str, inner: str, cores: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
@@ -44,7 +44,7 @@ def test_cores_are_those_that_the_groups_give_the_time_of(
     assert usable_cores(tmp_path, tmp_path / "own") == cores
 
 
-def test_where_there_are_none_nothing_is_bounded(tmp_path: Path) -> None:
+def test_without_groups_nothing_is_limited(tmp_path: Path) -> None:
     assert control_groups(tmp_path, tmp_path / "own") == []
     (tmp_path / "own").write_text("0::/gone\n")
     assert control_groups(tmp_path, tmp_path / "own") == []
@@ -63,7 +63,7 @@ def test_where_there_are_none_nothing_is_bounded(tmp_path: Path) -> None:
         ("3:cpu:/a\n", {"cpu/a/memory.max": "1"}, []),
     ],
 )
-def test_memory_is_bounded_by_groups_of_either_version(
+def test_memory_limits_of_both_versions_are_read(
     tmp_path: Path, groups: str, files: dict[str, str], memory_bytes: list[int]
 ) -> None:
     (tmp_path / "own").write_text(groups)

@@ -1,11 +1,11 @@
-"""Figures on a disk that is full: they stay in memory, nobody dies, and they are shown again when there is room."""
+"""Metrics on a full disk: they stay in memory, no process dies, and they are written when there is room."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-# A process of its own in a mount namespace of its own: a disk of 2 MiB, and SIGBUS for who writes beyond it.
+# A separate process in a separate mount namespace: a disk of 2 MiB, and SIGBUS for writes beyond it.
 PROCESS = """
 import sys
 from pathlib import Path
@@ -48,16 +48,16 @@ print(full, shown())
 """
 
 
-def test_a_full_disk_ends_nobody_and_is_told_once(tmp_path: Path) -> None:
+def test_a_full_disk_kills_no_process_and_is_logged_once(tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=2m tmpfs "$0" && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", mount, str(tmp_path), sys.executable, "-c", PROCESS, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, (ran.returncode, ran.stderr)
     *told, figures = ran.stdout.splitlines()
     seen_when_full = int(float(figures.split(",")[0].strip("[")))
-    assert 5 < seen_when_full < 2005, "the old go on, and as many new ones as the first file has room for"
-    assert figures.endswith("[4005.0, 8.0]"), "all is shown when there is room"
-    assert figures.split("]")[0].endswith("None"), "what has no file is not shown"
+    assert 5 < seen_when_full < 2005, "old values keep counting, and new ones while the first file has room"
+    assert figures.endswith("[4005.0, 8.0]"), "all values are shown once there is room"
+    assert figures.split("]")[0].endswith("None"), "a value without room in the file is not shown"
     assert sum("metrics_unwritable" in line for line in told) == 1
-    assert sum("metrics_back" in line for line in told) == 1
+    assert sum("metrics_written_again" in line for line in told) == 1
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".new")]

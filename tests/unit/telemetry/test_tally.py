@@ -1,4 +1,4 @@
-"""A tally adds up to what the library itself would have counted."""
+"""Tallies add up to the library's own counts."""
 
 import random
 

@@ -34,12 +34,12 @@ def sample(folder: Path, name: str) -> float | None:
 def test_counters_of_all_processes_add_up_and_outlive_them(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
     run(tmp_path, "gateway-1")
-    run(tmp_path, "gateway-1")  # restarted: goes on where it was
+    run(tmp_path, "gateway-1")  # restarted: its counts continue
     assert sample(tmp_path, "penstock_late_replies_total") == 6
     assert len(list(tmp_path.glob("counter_*.db"))) == 2
 
 
-def test_gauges_of_a_process_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+def test_gauges_of_an_ended_process_are_removed(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
     run(tmp_path, "gateway-1")
     labels = {"block": "blk", "state": "waiting"}
@@ -48,7 +48,7 @@ def test_gauges_of_a_process_that_is_gone_are_forgotten(tmp_path: Path) -> None:
     assert shared_registry(tmp_path).get_sample_value("penstock_queue_jobs", labels) == 5
 
 
-def test_text_and_json_say_the_same(tmp_path: Path) -> None:
+def test_text_and_json_agree(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
     assert b"penstock_late_replies_total 2.0" in as_text(shared_registry(tmp_path))
     found = as_json(shared_registry(tmp_path))["penstock_late_replies"]

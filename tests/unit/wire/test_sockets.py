@@ -1,15 +1,17 @@
-"""Two sockets on one loop: addressing, large frames, and handlers that fail."""
+"""Two sockets on one event loop: addressing, large messages, failing handlers, and the parts of pyzmq in use."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
+import zmq
+from zmq.backend import Socket as RawSocket
 
 from benchmarks.waiting import until
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
-from penstock.wire.endpoints import Endpoint
-from penstock.wire.sockets import DRAIN_AT_ONCE, DealerSocket, RouterSocket
+from penstock.wire.sockets import DRAIN_AT_ONCE, ZERO_COPY_BYTES, DealerSocket, RouterSocket
+from penstock.wire.zmq_endpoints import Endpoint
 
 
 class Pair:
@@ -19,14 +21,14 @@ class Pair:
         self.failing = 0
         self.router = RouterSocket(self._on_router)
         endpoint = self.router.bind(Endpoint(f"ipc://{folder}/x.ipc"))
-        self.dealer = DealerSocket(lambda frames: self.at_dealer.append([bytes(f) for f in frames]), b"worker")
+        self.dealer = DealerSocket(lambda parts: self.at_dealer.append([bytes(part) for part in parts]), b"worker")
         self.dealer.connect(endpoint)
 
-    def _on_router(self, identity: bytes, frames: list[Buffer]) -> None:
+    def _on_router(self, identity: bytes, parts: list[Buffer]) -> None:
         if self.failing:
             self.failing -= 1
             raise ValueError("a handler's own fault")
-        self.at_router.append([identity, *(bytes(frame) for frame in frames)])
+        self.at_router.append([identity, *(bytes(part) for part in parts)])
 
     async def wait(self, received: list[list[bytes]], count: int) -> None:
         await until(lambda: len(received) >= count, f"{count} have come")
@@ -41,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("s")
 
 
-async def test_the_worker_speaks_first_and_is_answered_by_identity(folder: Path) -> None:
+async def test_the_dealer_sends_first_and_is_answered_by_identity(folder: Path) -> None:
     pair = Pair(folder)
     assert not pair.router.send(b"nobody", [b"x"])
     assert pair.dealer.send([b"hello", b""])
@@ -53,17 +55,17 @@ async def test_the_worker_speaks_first_and_is_answered_by_identity(folder: Path)
     pair.close()
 
 
-async def test_more_messages_than_one_drain_takes_all_arrive_in_order(folder: Path) -> None:
+async def test_more_messages_than_one_drain_reads_arrive_in_order(folder: Path) -> None:
     pair = Pair(folder)
     count = DRAIN_AT_ONCE * 3 + 5
     for number in range(count):
         pair.dealer.send([str(number).encode()])
     await pair.wait(pair.at_router, count)
-    assert [int(frames[1]) for frames in pair.at_router] == list(range(count))
+    assert [int(parts[1]) for parts in pair.at_router] == list(range(count))
     pair.close()
 
 
-async def test_a_handler_that_fails_does_not_hold_up_the_rest(folder: Path) -> None:
+async def test_messages_after_a_failing_handler_are_handled(folder: Path) -> None:
     pair = Pair(folder)
     seen: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: seen.append(context["exception"]))
@@ -71,33 +73,52 @@ async def test_a_handler_that_fails_does_not_hold_up_the_rest(folder: Path) -> N
     for number in range(5):
         pair.dealer.send([str(number).encode()])
     await pair.wait(pair.at_router, 4)
-    assert [frames[1] for frames in pair.at_router] == [b"1", b"2", b"3", b"4"]
+    assert [parts[1] for parts in pair.at_router] == [b"1", b"2", b"3", b"4"]
     assert [type(error) for error in seen] == [ValueError]
     pair.close()
 
 
-async def test_a_connection_that_broke_is_told_and_comes_back(folder: Path) -> None:
+async def test_the_compiled_zmq_socket_sends_and_receives_multipart_messages(folder: Path) -> None:
+    """Check zmq.backend.Socket, which is not public: its base class, `send`, `recv`, `get` and `more`."""
+    assert issubclass(zmq.Socket, RawSocket)
+    sizes = (1, ZERO_COPY_BYTES - 1, ZERO_COPY_BYTES, 3 * ZERO_COPY_BYTES)
+    message = [bytes([index]) * size for index, size in enumerate(sizes)]
+    at_router: list[list[bytes]] = []
+    at_dealer: list[list[bytes]] = []
+    router = RouterSocket(lambda identity, parts: at_router.append([identity, *map(bytes, parts)]))
+    dealer = DealerSocket(lambda parts: at_dealer.append([bytes(part) for part in parts]), b"worker")
+    dealer.connect(router.bind(Endpoint("tcp://127.0.0.1:0")))
+    assert dealer.send(message)
+    await until(lambda: at_router == [[b"worker", *message]])
+    assert router.send(b"worker", message)
+    assert not router.send(b"stranger", message)
+    await until(lambda: at_dealer == [message])
+    dealer.close()
+    router.close()
+
+
+async def test_a_broken_connection_is_reported_and_reopened(folder: Path) -> None:
     breaks: list[int] = []
-    heard: list[bytes] = []
-    router = RouterSocket(lambda identity, frames: heard.append(bytes(frames[0])))
+    received: list[bytes] = []
+    router = RouterSocket(lambda identity, parts: received.append(bytes(parts[0])))
     endpoint = router.bind(Endpoint("tcp://127.0.0.1:0"))
-    dealer = DealerSocket(lambda frames: None, b"worker")
+    dealer = DealerSocket(lambda parts: None, b"worker")
     dealer.connect(endpoint, lambda: breaks.append(1))
     dealer.send([b"one"])
-    await until(lambda: heard == [b"one"])
+    await until(lambda: received == [b"one"])
     assert breaks == []
     router.close()
     await until(lambda: breaks)
-    again = RouterSocket(lambda identity, frames: heard.append(bytes(frames[0])))
+    again = RouterSocket(lambda identity, parts: received.append(bytes(parts[0])))
     again.bind(Endpoint(endpoint))
     dealer.send([b"two"])
-    await until(lambda: heard == [b"one", b"two"])
+    await until(lambda: received == [b"one", b"two"])
     dealer.close()
     again.close()
 
 
-async def test_a_port_that_is_taken_is_told(folder: Path) -> None:
-    first, second = (RouterSocket(lambda identity, frames: None) for _ in range(2))
+async def test_binding_to_a_used_port_fails(folder: Path) -> None:
+    first, second = (RouterSocket(lambda identity, parts: None) for _ in range(2))
     taken = first.bind(Endpoint("tcp://127.0.0.1:0"))
     with pytest.raises(ConfigError, match="choose another --bind"):
         second.bind(Endpoint(taken))

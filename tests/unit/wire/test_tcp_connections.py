@@ -1,6 +1,7 @@
-"""What the kernel counts of connections, and their end."""
+"""The kernel's counts of a port's TCP connections, and closing them."""
 
 import os
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -8,7 +9,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock.wire.tcp_connections import ConnectionCounter, can_count, cut_connection, cut_connections, cut_peers
+from penstock.wire.tcp_connections import (
+    FILES,
+    ConnectionCounter,
+    abort_peer_connections,
+    can_count,
+    close_connection,
+    close_peer_connections,
+    close_port_connections,
+    own_sockets,
+)
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -21,7 +31,7 @@ def listening() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def pairs(listening: socket.socket) -> Iterator[list[Pair]]:
-    """Three connections: their clients' ends and ours."""
+    """Three connections, each as the client's and the server's socket."""
     with ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(listening.getsockname())) for _ in range(3)]
         yield [(client, stack.enter_context(listening.accept()[0])) for client in clients]
@@ -40,7 +50,7 @@ def is_closed(pair: Pair) -> bool:
         return False
 
 
-def test_what_was_received_and_taken_is_counted(listening: socket.socket, pairs: list[Pair]) -> None:
+def test_received_and_acknowledged_bytes_are_counted(listening: socket.socket, pairs: list[Pair]) -> None:
     assert can_count()
     counter = ConnectionCounter(listening.getsockname()[1])
     client, ours = pairs[0]
@@ -56,7 +66,21 @@ def test_what_was_received_and_taken_is_counted(listening: socket.socket, pairs:
     assert found[peer_of(pairs[0])].taken_bytes == 500
 
 
-def test_files_that_are_others_now_are_not_counted(listening: socket.socket, pairs: list[Pair]) -> None:
+def test_the_seconds_since_the_last_byte_are_counted(listening: socket.socket, pairs: list[Pair]) -> None:
+    counter = ConnectionCounter(listening.getsockname()[1])
+    (silent, _), (sending, server), _ = pairs
+    started = time.monotonic()
+    silent.sendall(b"x")
+    time.sleep(0.3)
+    sending.sendall(b"x")
+    server.recv(1)
+    found = counter.count()
+    most_s = time.monotonic() - started + 0.1
+    assert 0.2 < found[peer_of(pairs[0])].silent_s < most_s
+    assert found[peer_of(pairs[1])].silent_s < most_s - 0.2
+
+
+def test_descriptors_that_were_reused_are_not_counted(listening: socket.socket, pairs: list[Pair]) -> None:
     counter = ConnectionCounter(listening.getsockname()[1])
     assert len(counter.count()) == 3
     number = pairs[0][1].fileno()
@@ -66,9 +90,43 @@ def test_files_that_are_others_now_are_not_counted(listening: socket.socket, pai
         assert set(counter.count()) == {peer_of(pair) for pair in pairs[1:]}
 
 
-def test_connections_are_cut_by_their_peers_or_their_port(listening: socket.socket, pairs: list[Pair]) -> None:
-    cut_connection(peer_of(pairs[0]))
-    cut_peers(["unix:", peer_of(pairs[1]).replace("ipv4:127.0.0.1", "ipv6:%5B::ffff:127.0.0.1%5D")])
+def test_connections_are_closed_by_peer_or_by_port(listening: socket.socket, pairs: list[Pair]) -> None:
+    close_connection(peer_of(pairs[0]))
+    close_peer_connections(["unix:", peer_of(pairs[1]).replace("ipv4:127.0.0.1", "ipv6:%5B::ffff:127.0.0.1%5D")])
     assert [is_closed(pair) for pair in pairs] == [True, True, False]
-    cut_connections(listening.getsockname()[1])
+    close_port_connections(listening.getsockname()[1])
     assert is_closed(pairs[2])
+
+
+def test_known_connections_are_counted_while_no_descriptor_is_free(listening: socket.socket, pairs: list[Pair]) -> None:
+    counter = ConnectionCounter(listening.getsockname()[1])
+    before = counter.count()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.listdir(FILES)
+        found = counter.count()
+        with ExitStack() as stack:
+            own = list(own_sockets(stack))
+        close_port_connections(listening.getsockname()[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found.keys() == before.keys()
+    assert not own
+
+
+def test_aborting_a_connection_discards_what_arrived(listening: socket.socket, pairs: list[Pair]) -> None:
+    for client, _ in pairs[:2]:
+        client.sendall(bytes(100_000))
+    ours = pairs[0][1]
+    assert ours.recv(1, socket.MSG_PEEK) == b"\0"
+    abort_peer_connections([peer_of(pairs[0])])
+    with pytest.raises(OSError, match=r"not connected|reset"):
+        ours.recv(1)
+    pairs[0][0].settimeout(20)
+    with pytest.raises(ConnectionResetError):
+        pairs[0][0].recv(1)
+    assert len(pairs[1][1].recv(100_000, socket.MSG_WAITALL)) == 100_000

@@ -1,44 +1,52 @@
-"""A worker between a real manager and a gateway's socket: what it offers, and when."""
+"""A worker between a real manager and a gateway's socket: its offers, and their times."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.tensors import Buffer
-from penstock.manager.admin.service import ClusterService
-from penstock.manager.desired import GatewayRecord
-from penstock.manager.manager import Manager
-from penstock.manager.server import serve_manager
+from penstock.features.admin.admin_service import ClusterService
+from penstock.features.admin.cluster_metrics import Overview
+from penstock.features.registry.sources import ModelSources
+from penstock.manager.desired_state import GatewayRecord
+from penstock.manager.manager_server import serve_manager
+from penstock.manager.manager_service import ManagerService
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.pb.v1.cluster_pb2 import RemoveWorkerRequest
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.wire import frames
-from penstock.wire.credentials.files import NO_FILES
-from penstock.wire.endpoints import Endpoint
-from penstock.wire.forms import decode_description
-from penstock.wire.leader import Leader, SoleManager
+from penstock.wire import job_messages
+from penstock.wire.channels import MANAGER_CHANNEL, PLAIN, Channels, Options
+from penstock.wire.encodings import decode_description
+from penstock.wire.leader_connection import FixedLeader, Leader
 from penstock.wire.sockets import RouterSocket
+from penstock.wire.zmq_endpoints import Endpoint
+from penstock.worker import loop
 from penstock.worker.loop import Worker
+from tests.managers import block_views, make_manager
 from tests.servers import write_identity
 
-SETTINGS = WorkerSettings(zone="here", zones={"worker-7": "there"}, weights={"worker-7": 2.5})
+CROWD = 40
+SETTINGS = WorkerSettings(zone="there", weights={"worker-7": 2.5})
 
 
 class Gateway:
-    """Answers hellos as a gateway does, and keeps them."""
+    """Answers hellos like a gateway, and records them."""
 
     def __init__(self, folder: Path) -> None:
         self.hellos: list[pb.Hello] = []
         self.handed_back: list[int] = []
         self.identity = b""
+        self.has_parted = False
         self.socket = RouterSocket(self._on_message)
         self.endpoint = self.socket.bind(Endpoint(f"ipc://{folder / 'gateway.ipc'}"))
 
@@ -48,17 +56,19 @@ class Gateway:
     def described(self, model: str) -> BlockDescription:
         return decode_description(self.offers()[model].description)
 
-    def send(self, frame: pb.Frame) -> None:
-        self.socket.send(self.identity, frames.encode(frame))
+    def send(self, header: pb.Header) -> None:
+        self.socket.send(self.identity, job_messages.encode(header))
 
     def _on_message(self, identity: bytes, message: list[Buffer]) -> None:
-        kind, frame = frames.decode(message)
+        kind, header = job_messages.decode(message)
         self.identity = identity
         if kind == "hello":
-            self.hellos.append(frame.hello)
-            self.send(pb.Frame(welcome=pb.Welcome(gateway_id="gateway-0", beat_s=0.5)))
+            self.hellos.append(header.hello)
+            self.send(pb.Header(welcome=pb.Welcome(gateway_id="gateway-0", beat_s=0.5)))
         elif kind == "hand_back":
-            self.handed_back += frame.hand_back.job_ids
+            self.handed_back += header.hand_back.job_ids
+        elif kind == "bye":
+            self.has_parted = True
 
 
 class Cluster:
@@ -69,11 +79,11 @@ class Cluster:
 
     async def start(self) -> None:
         self.store = await SqliteMetadataStore.open(self.folder / "metadata.db")
-        self.manager = Manager(self.store, self.folder / "models")
+        self.manager = make_manager(self.store, self.folder / "models")
         await self.manager.start()
         self.server = await serve_manager(self.manager, self.address)
         gateway = GatewayRecord(gateway_id="gateway-0", endpoint=self.gateway.endpoint)
-        await self.manager.membership.joined(1, gateway)
+        await self.manager.control.membership.joined(1, gateway)
 
     async def close(self) -> None:
         await self.server.stop(None)
@@ -90,7 +100,13 @@ class Cluster:
         await self.running
 
     def states(self) -> dict[str, BlockState]:
-        return {view.model: view.state for view in self.manager.view()}
+        return {view.model: view.state for view in block_views(self.manager)}
+
+
+def make_worker(name: str, leader: Leader) -> Worker:
+    config = Config(worker=SETTINGS)
+    metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
+    return Worker(name, leader, config, metrics, traces, ModelSources(config))
 
 
 @pytest.fixture
@@ -100,9 +116,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     gateway = Gateway(tmp_path)
     found = Cluster(tmp_path, gateway)
     await found.start()
-    metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
-    leader = Leader(SoleManager(found.address))
-    worker = Worker("worker-7", leader, Config(worker=SETTINGS), metrics, traces)
+    leader = Leader(FixedLeader(found.address))
+    worker = make_worker("worker-7", leader)
     found.running = asyncio.create_task(worker.run(found.stop))
     await until(lambda: gateway.offers().keys() == {"eager", "lazy"})
     yield found
@@ -112,7 +127,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     await found.close()
 
 
-async def test_it_offers_what_it_has_and_what_it_would_load(cluster: Cluster) -> None:
+async def test_a_worker_offers_loaded_and_loadable_blocks(cluster: Cluster) -> None:
     hello, offers = cluster.gateway.hellos[-1], cluster.gateway.offers()
     assert (hello.worker_id, hello.zone) == ("worker-7", "there")
     eager, lazy = offers["eager"], offers["lazy"]
@@ -122,52 +137,113 @@ async def test_it_offers_what_it_has_and_what_it_would_load(cluster: Cluster) ->
     assert not cluster.gateway.described("lazy").is_described
     async with asyncio.timeout(30):
         settled = {"eager": BlockState.READY, "lazy": BlockState.DORMANT}
-        await cluster.manager.wait_until(lambda: cluster.states() == settled)
+        await cluster.manager.control.wait_until(lambda: cluster.states() == settled)
 
 
-async def test_a_wake_makes_it_tell_more(cluster: Cluster) -> None:
+async def test_a_wake_makes_the_worker_describe_the_block(cluster: Cluster) -> None:
     gateway = cluster.gateway
-    gateway.send(pb.Frame(wake=pb.Wake(block_id=gateway.offers()["lazy"].block_id)))
+    gateway.send(pb.Header(wake=pb.Wake(block_id=gateway.offers()["lazy"].block_id)))
     await until(lambda: not gateway.offers()["lazy"].is_dormant)
     assert [spec.name for spec in gateway.described("lazy").inputs] == ["x"]
     async with asyncio.timeout(30):
-        await cluster.manager.wait_until(lambda: cluster.states()["lazy"] is BlockState.READY)
+        await cluster.manager.control.wait_until(lambda: cluster.states()["lazy"] is BlockState.READY)
 
 
-async def test_it_leaves_with_an_empty_hello_and_what_waits(cluster: Cluster) -> None:
+async def test_a_worker_leaves_with_an_empty_hello_and_hands_back_waiting_jobs(cluster: Cluster) -> None:
     gateway = cluster.gateway
     job = pb.Job(job_id=3, attempt=1, block_id=gateway.offers()["lazy"].block_id, timeout_us=30_000_000)
-    gateway.send(pb.Frame(job=job))
+    gateway.send(pb.Header(job=job))
     cluster.stop.set()
     await until(lambda: not gateway.hellos[-1].blocks)
     await until(lambda: gateway.handed_back == [3])
     await cluster.leave()
 
 
-async def test_a_manager_that_comes_back_takes_the_worker_back_as_it_is(cluster: Cluster) -> None:
-    """Nothing is loaded anew, no gateway is left, and what the new manager is asked it does."""
+async def test_a_restarted_manager_accepts_the_worker_as_it_is(cluster: Cluster) -> None:
+    """Nothing is reloaded, no gateway is disconnected, and the new manager's requests are performed."""
     gateway = cluster.gateway
-    await cluster.manager.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
-    before = {view.model: view.block_id for view in cluster.manager.view()}
+    await cluster.manager.control.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
+    before = {view.model: view.block_id for view in block_views(cluster.manager)}
     hellos = len(gateway.hellos)
     await cluster.restart()
     manager = cluster.manager
     async with asyncio.timeout(30):
         settled = {"eager": BlockState.READY, "lazy": BlockState.DORMANT}
-        await manager.wait_until(lambda: cluster.states() == settled)
-    assert {view.model: view.block_id for view in manager.view()} == before
-    assert len(gateway.hellos) == hellos, "nothing has changed for it"
+        await manager.control.wait_until(lambda: cluster.states() == settled)
+    assert {view.model: view.block_id for view in block_views(manager)} == before
+    assert len(gateway.hellos) == hellos, "the worker's blocks have not changed"
     await manager.load("eager")
-    await manager.unload("lazy")
+    await manager.deployer.unload("lazy")
     await until(lambda: gateway.offers().keys() == {"eager"})
 
 
-async def test_a_worker_that_is_removed_ends_what_it_runs_and_leaves(cluster: Cluster) -> None:
-    await cluster.manager.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
-    service = ClusterService(cluster.manager, NO_FILES)
+async def test_a_removed_worker_finishes_its_jobs_and_leaves(cluster: Cluster) -> None:
+    await cluster.manager.control.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
+    control = cluster.manager.control
+    service = ClusterService(control, cluster.manager.deployer, Overview(control), PLAIN)
     answer = await service.RemoveWorker(RemoveWorkerRequest(worker_id="worker-7"), None)
     assert not answer.HasField("failure")
     assert cluster.running is not None
     async with asyncio.timeout(30):
         await cluster.running
     assert not cluster.gateway.hellos[-1].blocks
+
+
+async def test_a_gateway_that_managers_no_longer_list_is_served_while_its_link_is_alive(cluster: Cluster) -> None:
+    gateway, manager = cluster.gateway, cluster.manager
+    await manager.control.membership.left(1, "gateway-0", is_leaving=True)
+    await manager.deployer.unload("eager")  # the worker reads this change after the one of the gateways
+    await until(lambda: gateway.offers().keys() == {"lazy"})
+    assert not gateway.has_parted
+    gateway.send(pb.Header(wake=pb.Wake(block_id=gateway.offers()["lazy"].block_id)))
+    await until(lambda: not gateway.offers()["lazy"].is_dormant)
+
+
+async def test_a_gateway_that_managers_no_longer_list_and_that_stops_is_left(cluster: Cluster) -> None:
+    gateway, manager = cluster.gateway, cluster.manager
+    gateway.send(pb.Header(bye=pb.Bye(reason="the gateway stops")))
+    await manager.control.membership.left(1, "gateway-0", is_leaving=True)
+    await until(lambda: gateway.has_parted)
+
+
+@pytest.fixture
+def busy_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make managers read reports late, as one does that many workers leave at once."""
+    receive = ManagerService._receive
+
+    async def late(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for message in messages:
+            await asyncio.sleep(0.3)
+            yield message
+
+    def receive_late(self: ManagerService, messages: AsyncIterator[Any], *rest: Any) -> Any:
+        return receive(self, late(messages), *rest)
+
+    monkeypatch.setattr(ManagerService, "_receive", receive_late)
+    monkeypatch.setattr(loop, "LEAVE_S", 80.0)  # all workers share one busy process with the manager here
+
+
+class OwnConnections(Channels):
+    """Channels that do not share one connection, like those of separate processes."""
+
+    def open(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
+        return super().open(address, (*options, ("grpc.use_local_subchannel_pool", 1)))
+
+
+async def test_workers_that_leave_at_once_are_all_removed_by_a_busy_manager(
+    busy_manager: None, cluster: Cluster
+) -> None:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    server = await serve_manager(cluster.manager, address)
+    leaders = [Leader(FixedLeader(address), OwnConnections()) for _ in range(CROWD)]
+    crowd = {f"crowd-{number}": make_worker(f"crowd-{number}", leader) for number, leader in enumerate(leaders)}
+    stop, lives = asyncio.Event(), cluster.manager.control.term.liveness.items()
+    running = [asyncio.create_task(worker.run(stop)) for worker in crowd.values()]
+    await until(lambda: all(worker.has_attached for worker in crowd.values()), within_s=80)
+    assert crowd.keys() < lives.keys()
+    stop.set()
+    await asyncio.gather(*running, cluster.leave())
+    await until(lambda: not lives, within_s=80)
+    await asyncio.gather(*(leader.close() for leader in leaders))
+    await server.stop(None)

@@ -1,1 +1,1 @@
-"""Commands that have text generated."""
+"""Commands that generate text."""

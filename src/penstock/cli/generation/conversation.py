@@ -1,38 +1,40 @@
-"""A conversation as it is held in a terminal: its messages, and the commands that are no messages. No I/O."""
+"""The state of a chat: its messages and slash commands. No I/O."""
 
 import json
 from dataclasses import dataclass, field
 
-HELP = """/system TEXT   say what the model is to be; without TEXT nothing is said
-/clear         begin anew; what /system said stays
-/model NAME    go on with another model
-/save FILE     write the conversation: .json as messages, else as text
-/help          this
-/quit          end; so does Ctrl-D
-Ctrl-C stops an answer. A message that begins with a slash is written with two."""
+HELP = """/system TEXT   set the system prompt; without TEXT, remove it
+/clear         start a new conversation; keep the system prompt
+/model NAME    switch to another model
+/save FILE     save the conversation: as JSON messages if FILE ends in .json, otherwise as text
+/help          show this help
+/quit          quit; so does Ctrl-D
+Ctrl-C stops an answer. To send a message that begins with a slash, type two slashes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """To be shown."""
+class Print:
+    """Action: print a text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """To be asked of the model, with all messages."""
+    """Action: send all messages to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
+    """Action: write the conversation to a file."""
+
     file: str
     contents: str
 
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    pass
+    """Action: end the chat."""
 
 
 @dataclass(slots=True)
@@ -45,46 +47,46 @@ class Conversation:
     def messages(self) -> list[dict[str, str]]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
-    def heard(self, line: str) -> Say | AskModel | Save | Quit | None:
-        """What is to be done about a line that was typed; None: nothing."""
+    def handle_line(self, line: str) -> Print | AskModel | Save | Quit | None:
+        """Return the action for a line of input, or None for an empty line."""
         line = line.strip()
         if not line:
             return None
         if line.startswith("/") and not line.startswith("//"):
-            return self._command(*line[1:].partition(" ")[::2])
+            return self._handle_command(*line[1:].partition(" ")[::2])
         self.turns.append({"role": "user", "content": line.removeprefix("/") if line.startswith("//") else line})
         return AskModel()
 
-    def answered(self, text: str) -> None:
-        """What came of the last message; where nothing did, it is as if it had not been said."""
+    def add_answer(self, text: str) -> None:
+        """Add the model's answer. If the answer is empty, remove the unanswered message."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
         else:
             self.turns.pop()
 
-    def _command(self, name: str, rest: str) -> Say | Save | Quit:
+    def _handle_command(self, name: str, rest: str) -> Print | Save | Quit:
         rest = rest.strip()
         match name:
             case "help" | "?":
-                return Say(HELP)
+                return Print(HELP)
             case "system":
                 self.system = rest
-                return Say("system message set" if rest else "there is no system message now")
+                return Print("system message set" if rest else "system message removed")
             case "clear":
                 self.turns.clear()
-                return Say("the conversation begins anew")
+                return Print("new conversation")
             case "model":
                 self.model = rest or self.model
-                return Say(f"the model is {self.model}")
+                return Print(f"the model is {self.model}")
             case "save":
                 if not rest:
-                    return Say("/save FILE: give it a name")
-                return Save(rest, self._told(rest.endswith(".json")))
+                    return Print("/save needs a file name")
+                return Save(rest, self._to_text(rest.endswith(".json")))
             case "quit" | "exit" | "bye":
                 return Quit()
-        return Say(f"there is no /{name}; /help lists what there is")
+        return Print(f"unknown command /{name}; /help lists the commands")
 
-    def _told(self, as_json: bool) -> str:
+    def _to_text(self, as_json: bool) -> str:
         if as_json:
             return json.dumps({"model": self.model, "messages": self.messages}, ensure_ascii=False, indent=2) + "\n"
         return "\n\n".join(f"{each['role']}: {each['content']}" for each in self.messages) + "\n"

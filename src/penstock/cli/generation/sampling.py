@@ -1,4 +1,4 @@
-"""The options of commands that have text generated: how tokens are chosen, and when that ends."""
+"""Sampling options of the commands that generate text."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,68 +8,107 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from penstock.cli.terminal.access import with_options
-from penstock.cli.terminal.files import read_bytes
+from penstock.core.error_text import plain_cause
 from penstock.core.errors import InvalidRequest
+from penstock.terminal.access import with_options
+from penstock.terminal.command_files import read_bytes
 
 if TYPE_CHECKING:
-    from penstock.client.generation import AnswerOptions
+    from penstock.client.text_generation import AnswerOptions
 
 MODEL = "smollm2"
 TIMEOUT_S = 300.0
 PLAIN_FORMATS = ("text", "json_object")
-FURTHER = "parameter"
+OTHERS = "parameter"
 
-# What is not given is as the model has it.
+# If an option is left out, the model's default applies.
 OPTIONS: Mapping[str, Any] = {
-    "max_tokens": Annotated[int | None, typer.Option(help="The most tokens of an answer.")],
-    "min_tokens": Annotated[int | None, typer.Option(help="The fewest.")],
-    "temperature": Annotated[float | None, typer.Option(help="0: always the likeliest token; 1: as the model says.")],
-    "top_p": Annotated[float | None, typer.Option(help="Only the likeliest tokens that together have this share.")],
-    "top_k": Annotated[int | None, typer.Option(help="Only so many of the likeliest tokens.")],
-    "min_p": Annotated[float | None, typer.Option(help="Only tokens so likely beside the likeliest.")],
-    "seed": Annotated[int | None, typer.Option(help="The same answer each time.")],
-    "stop": Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer. May be repeated.")],
-    "presence_penalty": Annotated[float | None, typer.Option(help="Against what was said.")],
-    "frequency_penalty": Annotated[float | None, typer.Option(help="Against what was said often.")],
-    "repetition_penalty": Annotated[float | None, typer.Option(help="Over 1: against repetition.")],
-    "ignore_eos": Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end.")],
-    "response_format": Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="json_object, or OpenAI's object as JSON or as @FILE.")
+    "max_tokens": Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")],
+    "min_tokens": Annotated[int | None, typer.Option(help="Minimum tokens to generate. [default: 0]")],
+    "temperature": Annotated[
+        float | None,
+        typer.Option(
+            help="Randomness; 0 always picks the most likely token, 1 samples unchanged. [default: the model's]"
+        ),
     ],
-    FURTHER: Annotated[
+    "top_p": Annotated[
+        float | None,
+        typer.Option(
+            help="Sample only from the most likely tokens that together reach this probability. [default: the model's]"
+        ),
+    ],
+    "top_k": Annotated[
+        int | None, typer.Option(help="Sample only from this many of the most likely tokens. [default: the model's]")
+    ],
+    "min_p": Annotated[
+        float | None,
+        typer.Option(help="Drop tokens below this fraction of the top probability. [default: the model's]"),
+    ],
+    "seed": Annotated[int | None, typer.Option(help="Random seed. [default: random]")],
+    "stop": Annotated[
         list[str] | None,
-        typer.Option("--parameter", "-p", metavar="NAME=VALUE", help="Any other parameter. May be repeated."),
+        typer.Option(metavar="TEXT", help="Stop when this text is generated; may be repeated. [default: none]"),
+    ],
+    "presence_penalty": Annotated[
+        float | None, typer.Option(help="Penalty for tokens already used. [default: the model's]")
+    ],
+    "frequency_penalty": Annotated[
+        float | None, typer.Option(help="Penalty for tokens by how often they were used. [default: the model's]")
+    ],
+    "repetition_penalty": Annotated[
+        float | None, typer.Option(help="Penalty for repetition; 1 is none. [default: the model's]")
+    ],
+    "ignore_eos": Annotated[bool, typer.Option("--ignore-eos", help="Continue after the model's end-of-text token.")],
+    "response_format": Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Format of the answer: json_object, OpenAI's response_format or a JSON schema, as JSON or @FILE. "
+            "[default: any text]",
+        ),
+    ],
+    OTHERS: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--parameter", "-p", metavar="NAME=VALUE", help="Any other parameter; may be repeated. [default: none]"
+        ),
     ],
 }
 
 
-def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command these options, and what was given as its first argument, `sampling`."""
+def takes_sampling_options(max_tokens: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the sampling options to a command, which gets their values as its first argument, `sampling`.
 
-    def run(**options: Any) -> None:
-        given = {name: options.pop(name) for name in OPTIONS}
-        command(sampling=read_sampling(given), **options)
+    `max_tokens` is the default of --max-tokens.
+    """
+    defaults = {"ignore_eos": False, "max_tokens": max_tokens}
 
-    run.__dict__["__signature__"] = Signature(
-        [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=False if name == "ignore_eos" else None, annotation=kind)
-            for name, kind in OPTIONS.items()
-        ]
-    )
-    return with_options(command, run)
+    def add_options(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**options: Any) -> None:
+            given = {name: options.pop(name) for name in OPTIONS}
+            command(sampling=read_sampling(given), **options)
+
+        run.__dict__["__signature__"] = Signature(
+            [
+                Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
+                for name, kind in OPTIONS.items()
+            ]
+        )
+        return with_options(command, run)
+
+    return add_options
 
 
 def read_sampling(given: Mapping[str, Any]) -> "AnswerOptions":
-    """What was given, as the client takes it."""
+    """Return the options that are set, as keyword arguments of the client."""
     found = {
         name: value
         for name, value in given.items()
-        if value not in (None, []) and value is not False and name != FURTHER
+        if value not in (None, []) and value is not False and name != OTHERS
     }
     if "response_format" in found:
         found["response_format"] = _read_format(found["response_format"])
-    found["parameters"] = _read_further(given.get(FURTHER) or ())
+    found["parameters"] = _read_others(given.get(OTHERS) or ())
     return cast("AnswerOptions", found)
 
 
@@ -79,15 +118,15 @@ def _read_format(given: str) -> dict[str, Any]:
     text = read_bytes(Path(given[1:])) if given.startswith("@") else given
     try:
         found = json.loads(text)
-    except ValueError as error:
-        raise InvalidRequest(f"--response-format {given}: is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"--response-format {given}: not valid JSON: {plain_cause(error)}") from error
     if not isinstance(found, dict):
         raise InvalidRequest(f'--response-format {given}: must be an object like {{"type": "json_object"}}')
     return found if "type" in found else {"type": "json_schema", "json_schema": {"name": "answer", "schema": found}}
 
 
-def _read_further(given: Sequence[str]) -> dict[str, str]:
-    """As text: the server reads numbers and JSON of it."""
+def _read_others(given: Sequence[str]) -> dict[str, str]:
+    """Return the values as text; the server parses numbers and JSON."""
     found: dict[str, str] = {}
     for each in given:
         name, equals, value = each.partition("=")

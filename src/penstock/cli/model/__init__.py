@@ -1,1 +1,1 @@
-"""`penstock model`: one file a command."""
+"""`penstock model`: one module per command."""

@@ -1,1 +1,1 @@
-"""What hosts of a cluster know of each other."""
+"""Types that the processes of a cluster exchange about workers, devices, keys and addresses."""

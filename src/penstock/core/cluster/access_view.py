@@ -1,16 +1,31 @@
-"""What those who guard doors are told of a cluster's keys."""
+"""The API keys of a cluster, as guards receive them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
 class AccessView:
-    secret: bytes = b""  # under which digests of keys are made
-    is_asking: bool = False  # a key was made once: doors ask
+    secret: bytes = b""  # for digests of keys
+    is_asking: bool = False  # keys are required, because one was created
     keys: Mapping[str, bytes] = field(default_factory=dict)  # by id, access.keys.KeyRecord as JSON
-    signers: Mapping[str, bytes] = field(default_factory=dict)  # by `kid`, public keys of session tokens
-    revoked: frozenset[str] = frozenset()  # ids of keys, for those who are not told the keys
+    signers: Mapping[str, bytes] = field(default_factory=dict)  # public keys of session tokens, by `kid`
+    clock_ahead_s: float = 0.0  # of the clock of the manager, which issues session tokens, against this machine's
+    # For workers, which do not get the keys:
+    revoked: frozenset[str] = frozenset()  # ids of revoked and deleted keys
+    expires_at: Mapping[str, float] = field(default_factory=dict)  # of keys that expire, by id; seconds since 1970
+
+    def valid_until(self, key_id: str) -> float:
+        """Return when session tokens of this key become invalid; -inf if the key was revoked or deleted."""
+        return -inf if key_id in self.revoked else self.expires_at.get(key_id, inf)
 
 
 NO_KEYS = AccessView()
+SAME_CLOCK_S = 2.0  # networks and busy processes cause smaller differences
+
+
+def clock_ahead_s(manager_s: float, own_s: float) -> float:
+    """Return by how much the manager's clock is ahead; 0 if the clocks agree or `manager_s` is 0 (unknown)."""
+    ahead_s = manager_s - own_s if manager_s else 0.0
+    return ahead_s if abs(ahead_s) > SAME_CLOCK_S else 0.0

@@ -1,9 +1,9 @@
-"""Addresses as people write them: a host, and a port where they give one."""
+"""Addresses as people write them: a host with an optional port."""
 
 from ipaddress import ip_address
 from typing import NamedTuple
 
-WILDCARDS = ("0.0.0.0", "::", "*")  # any address of the machine: one can listen there, and nobody can connect
+WILDCARDS = ("0.0.0.0", "::", "*")  # all addresses of the machine: for listening only, not for connecting
 LOCAL = "localhost"
 
 
@@ -16,7 +16,7 @@ class Address(NamedTuple):
         return host if self.port is None else f"{host}:{self.port}"
 
     def at(self, port: int) -> "Address":
-        """With this port, where it has none."""
+        """Return this address, or a copy with `port` if the address has no port."""
         return self if self.port is not None else Address(self.host, port)
 
     @property
@@ -25,26 +25,26 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """`host`, `host:port`, `[::1]:port`; a bare IPv6 address has no port. Raises ValueError."""
+    """Parse `host`, `host:port` or `[::1]:port` (a bare IPv6 address has no port); raise ValueError."""
     host, port = text.strip(), ""
     if host.startswith("["):
         host, bracket, port = host[1:].partition("]")
         if not bracket or (port and not port.startswith(":")):
-            raise ValueError(f"'{text}' is no address: write [ADDRESS]:PORT")
+            raise ValueError(f"'{text}' is not an address: write [ADDRESS]:PORT")
         port = port[1:]
     elif host.count(":") == 1:
         host, _, port = host.partition(":")
     if not host or "/" in host or " " in host:
-        raise ValueError(f"'{text}' is no address: write HOST or HOST:PORT")
+        raise ValueError(f"'{text}' is not an address: write HOST or HOST:PORT")
     if not port:
         return Address(host)
     if not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"'{text}' is no address: its port is no number of 0 to 65535")
+        raise ValueError(f"'{text}' is not an address: its port must be a number from 0 to 65535")
     return Address(host, int(port))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it; of a name but the one that always means this machine, nobody knows."""
+    """Return whether only this machine can reach the host; False for every host name except localhost."""
     try:
         return host == LOCAL or ip_address(host).is_loopback
     except ValueError:

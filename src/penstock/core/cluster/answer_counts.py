@@ -1,12 +1,12 @@
-"""What a gateway counts of a block's answers, for who compares blocks: outcomes, and latencies in fixed buckets."""
+"""A gateway's counts of a block's outcomes and latencies, from which rollouts compare blocks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
 
 FIRST_S = 0.0001  # the upper bound of the first bucket
-PER_DOUBLING = 4  # so a bucket's upper bound is 19% above its lower one
-BUCKETS = 81  # the last begins at 88 seconds and has no end
+PER_DOUBLING = 4  # buckets; each bucket's upper bound is 19% above its lower bound
+BUCKETS = 81  # the last bucket begins at 88 seconds and has no upper bound
 
 
 def bucket_of(seconds: float) -> int:
@@ -16,20 +16,20 @@ def bucket_of(seconds: float) -> int:
 
 
 def upper_bound_s(bucket: int) -> float:
-    """Of the last one it is where the next would begin."""
+    """Return the upper bound of a bucket; for the last bucket, the value at which a next bucket would begin."""
     return float(FIRST_S * 2 ** (bucket / PER_DOUBLING))
 
 
 @dataclass(slots=True)
 class AnswerCounts:
-    """Since the last report, but for what waits now."""
+    """Counts since the last report, except `waiting`, which is current."""
 
     block_id: str
-    answers: int = 0  # that clients got, kept ones and those of others too
+    answers: int = 0  # that clients got, including cached and shared answers
     errors: dict[str, int] = field(default_factory=dict)  # by code
-    latencies: dict[int, int] = field(default_factory=dict)  # of what workers ran, by bucket
-    waiting: dict[int, int] = field(default_factory=dict)  # of what is inside now, by the bucket of its age
-    is_control: bool = False  # of those alone that came right after one for the block it is compared with
+    latencies: dict[int, int] = field(default_factory=dict)  # of requests that workers ran, by bucket
+    waiting: dict[int, int] = field(default_factory=dict)  # unfinished requests, by the bucket of their age
+    is_control: bool = False  # only requests are counted that came right after a request of the compared block
 
     @property
     def outcomes(self) -> int:
@@ -37,7 +37,7 @@ class AnswerCounts:
 
 
 def quantile_s(latencies: Mapping[int, int], share: float) -> float | None:
-    """As if latencies lay evenly within their bucket; None: there are none."""
+    """Return a quantile, interpolated within its bucket; None if there are no latencies."""
     total = sum(latencies.values())
     if not total:
         return None

@@ -1,4 +1,4 @@
-"""GPUs: as one worker sees them, and as all workers of a server have them together."""
+"""The state of GPUs, reported by one worker and merged over all workers of a server."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,41 +8,41 @@ from itertools import groupby
 @dataclass(frozen=True, slots=True)
 class WorkerDevice:
     device: str  # as the worker's models name it: cuda:0
-    uuid: str  # the same for all that share it
+    uuid: str  # the same for all workers that share the device
     name: str
     memory_bytes: int
     used_bytes: int  # by all processes
-    busy: float | None = None  # share of the time; None: nobody can tell
-    worker_bytes: int | None = None  # of what is used, by the worker and its processes; None: nobody can tell
-    blocks: dict[str, int] = field(default_factory=dict)  # what each took when it was loaded
+    busy: float | None = None  # utilization from 0 to 1; None: unknown
+    worker_bytes: int | None = None  # used by the worker and its child processes; None: unknown
+    blocks: dict[str, int] = field(default_factory=dict)  # memory in bytes that loading each block took
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceStanding:
+class DeviceStatus:
     uuid: str
     name: str
     memory_bytes: int
     used_bytes: int
     busy: float | None
-    workers: list[str]  # that may use it
-    blocks: dict[str, int]  # what each took, on all of these workers
+    workers: list[str]  # that may use the device
+    blocks: dict[str, int]  # bytes that loading each block took, over all these workers
 
 
-def gather(seen: Iterable[tuple[str, WorkerDevice]]) -> list[DeviceStanding]:
-    """Each device once; `seen` has the worker beside what it sees."""
+def merge_devices(seen: Iterable[tuple[str, WorkerDevice]]) -> list[DeviceStatus]:
+    """Return each device once. `seen` has pairs of a worker's id and a device that the worker sees."""
     ordered = sorted(seen, key=lambda each: (each[1].uuid, each[0]))
-    return [_together([*group]) for _, group in groupby(ordered, key=lambda each: each[1].uuid)]
+    return [_merge_reports([*group]) for _, group in groupby(ordered, key=lambda each: each[1].uuid)]
 
 
-def _together(seen: list[tuple[str, WorkerDevice]]) -> DeviceStanding:
-    """What is used and busy is the whole device's: workers look at their own moments, and the highest is told."""
+def _merge_reports(seen: list[tuple[str, WorkerDevice]]) -> DeviceStatus:
+    """Merge the workers' reports of one device; use the highest values, because they were read at different times."""
     devices = [device for _, device in seen]
     blocks: dict[str, int] = {}
     for device in devices:
         for block_id, size_bytes in device.blocks.items():
             blocks[block_id] = blocks.get(block_id, 0) + size_bytes
     first = devices[0]
-    return DeviceStanding(
+    return DeviceStatus(
         first.uuid,
         first.name,
         first.memory_bytes,

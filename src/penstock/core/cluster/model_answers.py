@@ -1,4 +1,4 @@
-"""What a gateway has answered for a model since it began: for who adds up the gateways of a cluster."""
+"""A gateway's counts of answers per model since it started, which the manager adds up over all gateways."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,13 +7,13 @@ from typing import NamedTuple
 class ModelAnswers(NamedTuple):
     model: str
     version: str
-    codes: Mapping[str, int]  # requests by `ok` or an error's code
-    buckets: Sequence[int] = ()  # of what succeeded, how many took no longer than each bound, and all
-    seconds: float = 0.0  # that these took together
+    codes: Mapping[str, int]  # requests, by `ok` or the error's code
+    buckets: Sequence[int] = ()  # cumulative counts of successful requests, by latency bound
+    seconds: float = 0.0  # total latency of successful requests
 
     def plus(self, other: "ModelAnswers") -> "ModelAnswers":
         codes = {code: self.codes.get(code, 0) + other.codes.get(code, 0) for code in {**self.codes, **other.codes}}
-        if len(self.buckets) != len(other.buckets):  # one of them has counted none
+        if len(self.buckets) != len(other.buckets):  # one of them is empty
             buckets = self.buckets or other.buckets
         else:
             buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]

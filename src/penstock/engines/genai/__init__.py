@@ -1,1 +1,1 @@
-"""OpenVINO GenAI: text, generated for many requests at once, in a process of its own."""
+"""Generates text for many requests at once with OpenVINO GenAI, in a separate process."""

@@ -1,4 +1,4 @@
-"""From what a request asks for to OpenVINO GenAI's configuration of one sequence."""
+"""Converts a request's sampling parameters to OpenVINO GenAI's configuration of one sequence."""
 
 import random
 from typing import Any
@@ -7,9 +7,9 @@ import openvino_genai as genai
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.generation import Sampling
-from penstock.engines.genai.runtime import said
+from penstock.engines.genai.runtime import error_line
 
-GREEDY_BELOW = 1e-5  # of the temperature: less is a division by nothing
+GREEDY_BELOW = 1e-5  # a lower temperature would divide by almost zero
 
 
 def is_greedy(sampling: Sampling) -> bool:
@@ -17,7 +17,7 @@ def is_greedy(sampling: Sampling) -> bool:
 
 
 def make_config(sampling: Sampling, max_tokens: int, choice: int) -> Any:
-    """Of one of the choices. Raises InvalidRequest."""
+    """Return the configuration of one of the request's choices; raise InvalidRequest if the engine refuses."""
     config = genai.GenerationConfig()
     config.max_new_tokens = max_tokens
     config.min_new_tokens = min(sampling.min_tokens, max_tokens)
@@ -33,12 +33,12 @@ def make_config(sampling: Sampling, max_tokens: int, choice: int) -> Any:
         config.min_p = sampling.min_p
         if sampling.top_k:
             config.top_k = sampling.top_k
-        # The choices of a seed differ, too; where nobody asks for one, each is another.
+        # The choices of one request differ even if it sets a seed; without a seed, every choice gets a random one.
         config.rng_seed = random.getrandbits(32) if sampling.seed is None else (sampling.seed + choice) % 2**32
     if sampling.json_schema:
         config.structured_output_config = genai.StructuredOutputConfig(json_schema=sampling.json_schema)
     try:
         config.validate()
     except Exception as error:
-        raise InvalidRequest(f"the engine does not take this request: {said(error)}") from error
+        raise InvalidRequest(f"the engine rejects this request: {error_line(error)}") from error
     return config

@@ -1,7 +1,7 @@
-"""How much of a prompt the engine finds in its cache: it does not tell, but it goes by rules that can be followed.
+"""Predicts how many of a prompt's tokens are in the engine's cache, because the engine does not report it.
 
-What was computed stays in the cache, block by block, until its place is needed. A prompt finds the blocks that begin
-as it does, and one that was never filled if it goes on where that ends. At least one token is computed.
+Computed tokens stay in the cache, block by block, until their memory is needed. A prompt uses the cached blocks that
+are equal to its own beginning, and after them a partly filled block. At least one token of a prompt is always computed.
 """
 
 from collections import OrderedDict
@@ -9,15 +9,19 @@ from collections.abc import Sequence
 
 
 class PrefixCache:
+    """Digests of the token sequences that the engine's cache contains."""
+
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self._blocks = blocks
         self._size = block_tokens
-        self._known: OrderedDict[int, None] = OrderedDict()  # digests of what is up to a block's end, the newest last
+        self._known: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # digests of all tokens up to a block's end, the last used one at the end
 
     def find(self, ids: Sequence[int]) -> int:
-        """How many of these tokens need not be computed."""
+        """Return how many of these tokens, from the start, are cached."""
         digest, found = 0, 0
-        for each in self._whole(ids):
+        for each in self._block_digests(ids):
             if each not in self._known:
                 break
             self._known.move_to_end(each)
@@ -28,8 +32,8 @@ class PrefixCache:
         return min(found, len(ids) - 1)
 
     def add(self, ids: Sequence[int], is_over: bool = False) -> None:
-        """These are computed. The last block may still grow unless it is over, and cannot be found until then."""
-        digests = self._whole(ids)
+        """Add computed tokens. Their last, partly filled block is added only if the generation `is_over`."""
+        digests = self._block_digests(ids)
         if is_over and (rest := tuple(ids[len(digests) * self._size :])):
             digests.append(hash((digests[-1] if digests else 0, rest)))
         for digest in digests:
@@ -38,8 +42,8 @@ class PrefixCache:
         while len(self._known) > self._blocks:
             self._known.popitem(last=False)
 
-    def _whole(self, ids: Sequence[int]) -> list[int]:
-        """The digest of what is up to the end of each whole block."""
+    def _block_digests(self, ids: Sequence[int]) -> list[int]:
+        """Return a digest per whole block, of all tokens up to its end."""
         digests: list[int] = []
         for end in range(self._size, len(ids) + 1, self._size):
             digests.append(hash((digests[-1] if digests else 0, tuple(ids[end - self._size : end]))))

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's pipeline: how it is loaded, and what it is told to take of the machine."""
+"""Loads OpenVINO GenAI's pipeline with a limited cache and number of threads, and runs its steps."""
 
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -10,88 +10,92 @@ import openvino as ov
 import openvino_genai as genai
 
 from penstock.core.errors import ConfigError
-from penstock.engines.genai.facts import GeneratorFacts, read_facts
+from penstock.engines.genai.gguf_facts import GeneratorFacts, read_facts
 
-BLOCK_TOKENS = 32  # of the cache, on a CPU
+BLOCK_TOKENS = 32  # in a block of the cache, on a CPU
+STEP_TOKENS = 256  # computed in one step, so that a longer prompt takes several; OpenVINO GenAI's default
 MIB = 1024 * 1024
-SCALE_BYTES = 8  # that go with numbers of a byte: what they are multiplied by, and added to
+SCALE_BYTES = 8  # a scale and an offset, for each quantized column of keys and row of values
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 
 class GenaiRuntime:
+    """Loads a model into a pipeline of OpenVINO GenAI, and runs the pipeline's steps."""
+
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Takes seconds. Raises ConfigError."""
+        """Load the model, which takes seconds; raise ConfigError if that fails."""
         file = Path(settings["file"])
         self.facts = read_facts(file)
-        self.cache_blocks = _cache_blocks(file, self.facts, settings["cache_mb"])
-        self.precision = _precision(settings["precision"])
+        self.cache_blocks = _count_cache_blocks(file, self.facts, settings["cache_mb"])
+        self.precision = _choose_precision(settings["precision"])
         self._numbers = count()
         try:
             self._pipeline = genai.ContinuousBatchingPipeline(
                 file if file.suffix == ".gguf" else file.parent,
-                _scheduler(self.cache_blocks, settings["max_batched_tokens"], settings["prefix_caching"]),
+                _scheduler_config(self.cache_blocks),
                 "CPU",
-                _properties(settings["threads"], settings["precision"]),
+                _runtime_properties(settings["threads"], settings["precision"]),
             )
         except Exception as error:
-            raise ConfigError(f"{file}: OpenVINO GenAI cannot load it: {said(error)}", file=str(file)) from error
+            raise ConfigError(f"{file}: OpenVINO GenAI cannot load it: {error_line(error)}", file=str(file)) from error
         self.tokenizer = self._pipeline.get_tokenizer()
         self._warm_up()
 
     @property
     def is_busy(self) -> bool:
-        """Something is there, if only to be given back."""
+        """True if the pipeline has requests, including finished requests that are not freed yet."""
         return bool(self._pipeline.has_non_finished_requests())
 
     @property
     def blocks_used(self) -> int:
-        """As the last step found it."""
+        """Return how many blocks of the cache were in use after the last step."""
         percent: float = self._pipeline.get_metrics().cache_usage
         return round(percent * self.cache_blocks / 100)
 
     def add(self, ids: Sequence[int], config: Any) -> Any:
-        """A handle, by which to read what it gets with each step, and to stop it."""
+        """Add a sequence; return a handle that provides its tokens after each step and can stop it."""
         return self._pipeline.add_request(next(self._numbers), ov.Tensor(np.array([ids], np.int64)), config)
 
     def step(self) -> None:
-        """Keeps Python's lock until it ends. May raise anything; then the pipeline is of no use any more."""
+        """Run one step, which holds Python's global lock. After an exception, the pipeline cannot be used any more."""
         self._pipeline.step()
 
     def _warm_up(self) -> None:
-        """The first step takes many times what the others do."""
+        """Run two steps, because a pipeline's first step takes many times as long as later ones."""
         self.add([0], genai.GenerationConfig(max_new_tokens=2))
         while self.is_busy:
             self.step()
 
 
-def said(error: Exception) -> str:
-    """The last line is what went wrong; those before say where in the runtime."""
+def error_line(error: Exception) -> str:
+    """Return an error's last line, which has the cause; earlier lines are locations in the runtime's code."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1][-300:] if lines else type(error).__name__
 
 
-def _cache_blocks(file: Path, facts: GeneratorFacts, cache_mb: int) -> int:
-    """Keys and values are kept as bytes: keys with scales for each column of a block, values for each token."""
+def _count_cache_blocks(file: Path, facts: GeneratorFacts, cache_mb: int) -> int:
+    """Return how many blocks fit into the cache.
+
+    A key or value takes one byte; keys also have scales per column, and values per token.
+    """
     if not facts.head_size:
-        raise ConfigError(
-            f"{file}: does not tell its layers and heads: this is no model that generates", file=str(file)
-        )
+        raise ConfigError(f"{file}: has no number of layers and heads: it is not a generating model", file=str(file))
     keys = facts.head_size * (BLOCK_TOKENS + SCALE_BYTES)
     values = BLOCK_TOKENS * (facts.head_size + SCALE_BYTES)
     return max(1, cache_mb * MIB // (facts.layers * facts.kv_heads * (keys + values)))
 
 
-def _scheduler(cache_blocks: int, max_batched_tokens: int, has_prefix_caching: bool) -> Any:
+def _scheduler_config(cache_blocks: int) -> Any:
     config = genai.SchedulerConfig()
     config.num_kv_blocks = cache_blocks
     config.cache_size = 0
-    config.max_num_batched_tokens = max_batched_tokens
-    config.dynamic_split_fuse = True  # a long prompt is computed in parts, and the others go on beside it
-    config.enable_prefix_caching = has_prefix_caching
+    config.max_num_batched_tokens = STEP_TOKENS
+    config.dynamic_split_fuse = True  # compute a long prompt in parts, while other generations continue
+    config.enable_prefix_caching = True
     return config
 
 
-def _properties(threads: int, precision: str) -> dict[str, Any]:
+def _runtime_properties(threads: int, precision: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": threads,
         "ENABLE_CPU_PINNING": False,
@@ -102,8 +106,8 @@ def _properties(threads: int, precision: str) -> dict[str, Any]:
     return found
 
 
-def _precision(asked: str) -> str:
-    """What the runtime computes in, where it is not told."""
+def _choose_precision(asked: str) -> str:
+    """Return the precision that the runtime computes in."""
     if asked != "auto":
         return asked
     return "bf16" if "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "fp32"

@@ -1,1 +1,1 @@
-"""Processes that models run in, beside the worker: their start, their output, their end, and their successors."""
+"""Runs models in processes of their own: starts them, logs their output, and replaces processes that ended."""

@@ -1,1 +1,1 @@
-"""ONNX Runtime, and the files that it runs."""
+"""Runs ONNX files with ONNX Runtime, and builds and converts such files."""

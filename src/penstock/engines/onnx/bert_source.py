@@ -1,4 +1,4 @@
-"""What a BERT is made of: its sizes and its weights, from config.json and model.safetensors."""
+"""Reads the sizes and weights of a BERT model from config.json and model.safetensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from penstock.core.tensors import Array, fits
-from penstock.engines.checkpoint import Checkpoint, file_error, require
+from penstock.engines.checkpoint import Checkpoint, file_error, require_file
 
-# Checkpoints that began in TensorFlow call a layer norm's parameters so.
+# Names of a layer norm's parameters in checkpoints that come from TensorFlow.
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-HEAD = "classifier."  # beside the BertModel, whose prefix it has not
+HEAD = "classifier."  # the classifier is not part of BertModel, so its tensors have no prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class BertConfig:
     layer_norm_eps: float
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "BertConfig":
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> "BertConfig":
         path, raw = checkpoint.folder / "config.json", checkpoint.config
         for key, supported in (
             ("model_type", "bert"),
@@ -32,12 +32,12 @@ class BertConfig:
             ("position_embedding_type", "absolute"),
             ("is_decoder", False),
         ):
-            # Only what makes it BERT must be said; the others' defaults are what is supported.
+            # Only `model_type` is required; other keys have defaults, which are supported.
             given = raw.get(key, None if key == "model_type" else supported)
             if given != supported:
                 raise file_error(path, f"{key} is {given!r}, but only {supported!r} can be converted")
         hidden, layers, heads = (
-            _positive(path, raw, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+            _read_positive(path, raw, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
         )
         if hidden % heads:
             raise file_error(path, f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
@@ -48,7 +48,7 @@ class BertConfig:
 
 
 class Weights:
-    """Tensors by the names that BertModel gives them, whatever prefix the checkpoint adds."""
+    """A checkpoint's tensors by their names in BertModel, without the prefix that some checkpoints add to names."""
 
     def __init__(self, path: Path, tensors: dict[str, Array]) -> None:
         self._path = path
@@ -58,13 +58,13 @@ class Weights:
     @classmethod
     def read(cls, path: Path) -> "Weights":
         try:
-            with safe_open(require(path), "np") as file:
+            with safe_open(require_file(path), "np") as file:
                 return cls(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise file_error(path, f"cannot be read: {error}") from error
 
     def get(self, name: str, *shape: int) -> Array:
-        """The tensor as FP32, whose shape must be as given; -1 is any size."""
+        """Return a tensor as FP32; raise ConfigError unless it has the given shape, in which -1 means any size."""
         full = name if name.startswith(HEAD) else self._prefix + name
         tensor = self._tensors.get(full)
         if tensor is None:
@@ -78,7 +78,7 @@ class Weights:
         return np.ascontiguousarray(tensor, dtype=np.float32)
 
 
-def _positive(path: Path, raw: Mapping[str, Any], key: str) -> int:
+def _read_positive(path: Path, raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
         raise file_error(path, f"{key} must be a positive number, got {value!r}")

@@ -1,1 +1,1 @@
-"""OpenVINO, and the files that it runs."""
+"""Runs models with OpenVINO, and converts models to OpenVINO's files."""

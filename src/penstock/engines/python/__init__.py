@@ -1,1 +1,1 @@
-"""Models that are Python classes, each instance in a process of its own."""
+"""Runs models that are Python classes, each instance in a separate process."""

@@ -1,4 +1,4 @@
-"""How much memory a process of a Python model may have: as model.yaml says, or by what the machine has."""
+"""Limits the memory of a Python model's process, to the limit in model.yaml or to a share of the machine's memory."""
 
 import errno
 import os
@@ -9,26 +9,26 @@ from typing import Literal
 from penstock.telemetry.control_groups import control_groups
 
 MIB = 1024 * 1024
-LEAST_AUTO_BYTES = 128 * MIB  # the process itself takes 50
-HEADROOM_BYTES = 32 * MIB  # what telling of a MemoryError may take beyond the limit
-_SAYS_NO_MEMORY = re.compile(
+LEAST_AUTO_BYTES = 128 * MIB  # the process itself takes 50 MiB
+HEADROOM_BYTES = 32 * MIB  # available beyond the limit to report a MemoryError
+_NO_MEMORY = re.compile(
     r"MemoryError|bad.?alloc|(can.?t|cannot|unable to|failed to) allocate|not enough memory|can't start new thread",
     re.I,
 )
 
 
 def limit_bytes(memory_mb: int | Literal["auto", "none"], instances: int) -> int | None:
-    """What one instance's process may have; None: as much as it likes."""
+    """Return the limit of one instance's process, or None for no limit."""
     if memory_mb == "none":
         return None
     if memory_mb != "auto":
         return memory_mb * MIB
-    # What leaks does so in each instance, as requests are spread over them: together they may have half.
+    # A memory leak grows in all instances alike, so together they are limited to half of the memory.
     return max(LEAST_AUTO_BYTES, allowed_bytes() // 2 // instances // MIB * MIB)
 
 
 def allowed_bytes() -> int:
-    """The machine's memory, or what control groups leave of it."""
+    """Return the memory that this process may use: the machine's memory, or a lower limit of its control groups."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(group.memory_bytes for group in control_groups() if group.memory_bytes)])
 
@@ -37,9 +37,10 @@ def allowed_bytes() -> int:
 
 
 def set_limit(limit: int) -> tuple[int, int]:
-    """Private memory that the process asks for beyond it is refused: Python then raises MemoryError where it was.
+    """Limit the process's private memory, so that Python raises MemoryError beyond the limit.
 
-    RLIMIT_DATA and not RLIMIT_AS, as runtimes reserve many times what they use. Returns what to widen it to.
+    The limit is RLIMIT_DATA and not RLIMIT_AS, because runtimes reserve much more memory than they use. Returns the
+    higher limit that `widen_limit` may set later.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = limit + HEADROOM_BYTES
@@ -50,12 +51,12 @@ def set_limit(limit: int) -> tuple[int, int]:
 
 
 def widen_limit(to: tuple[int, int]) -> None:
-    """Adds the headroom, once the process is to end. Takes no memory itself."""
+    """Add the headroom, without allocating memory, so that the process can report an error and end."""
     resource.setrlimit(resource.RLIMIT_DATA, to)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, even if a library made another exception of it. A GPU's memory is not meant."""
+    """Return whether the error was caused by a lack of the host's memory, but not of a GPU's."""
     at: BaseException | None = error
     seen: set[int] = set()
     while at is not None and id(at) not in seen:
@@ -63,11 +64,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         if isinstance(at, MemoryError) or (isinstance(at, OSError) and at.errno == errno.ENOMEM):
             return True
         is_library = isinstance(at, RuntimeError) or type(at).__module__.startswith("onnxruntime")
-        if is_library and says_no_memory(str(at)):
+        if is_library and mentions_no_memory(str(at)):
             return True
         at = at.__cause__ or at.__context__
     return False
 
 
-def says_no_memory(text: str) -> bool:
-    return "cuda" not in text.lower() and _SAYS_NO_MEMORY.search(text) is not None
+def mentions_no_memory(text: str) -> bool:
+    return "cuda" not in text.lower() and _NO_MEMORY.search(text) is not None

@@ -1,4 +1,4 @@
-"""Whether what a Python model's requirements.txt asks for is installed. Nothing is ever installed here."""
+"""Checks that the packages in a Python model's requirements.txt are installed; never installs anything."""
 
 import codecs
 import re
@@ -22,13 +22,15 @@ _PLACE = re.compile(r"(?:[a-z+]+:|\.{1,2}$|\.{0,2}/|[^\s\[@]*\.(?:whl|zip|tar\.\
 
 
 def check_requirements(model_file: Path) -> None:
-    """Looks beside the model file and beside model.yaml; raises ConfigError with what is missing and what to do."""
-    wrong: list[tuple[str, str]] = []  # what is missing, and the command that installs it
+    """Check requirements.txt beside the model file and beside model.yaml; raise ConfigError if packages are missing."""
+    wrong: list[tuple[str, str]] = []  # missing packages, and the command that installs them
     for folder in (model_file.parent, model_file.parent.parent):
         file = folder / FILE
         if not file.is_file():
             continue
-        if found := [problem for line, source in _lines(file, ()) if (problem := _problem(line, source))]:
+        if found := [
+            problem for line, source in _iterate_requirements(file, ()) if (problem := _find_missing(line, source))
+        ]:
             missing = f"{file}: the model needs packages that are not installed: {'; '.join(dict.fromkeys(found))}"
             wrong.append((missing, f"{sys.executable} -m pip install -r {file}"))
     if wrong:
@@ -41,47 +43,49 @@ def check_requirements(model_file: Path) -> None:
         )
 
 
-def _lines(file: Path, within: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
-    """Each requirement and the file that has it, without comments, hashes and pip's own options."""
+def _iterate_requirements(file: Path, within: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
+    """Yield each requirement and its file; leave out comments, hashes and pip's own options."""
     if file.resolve() in (each.resolve() for each in within):
         return
-    for line in _read(file, within).replace("\\\n", " ").splitlines():
+    for line in _read_text(file, within).replace("\\\n", " ").splitlines():
         kept = re.split(r"(?:^|\s)#", line.strip(), maxsplit=1)[0].strip()
         if nested := _NESTED.fullmatch(kept):
             if "://" not in nested["file"]:
-                yield from _lines(file.parent / nested["file"].strip(), (*within, file))
+                yield from _iterate_requirements(file.parent / nested["file"].strip(), (*within, file))
         elif editable := _EDITABLE.fullmatch(kept):
-            if _name_at(editable["place"]):
+            if _package_name(editable["place"]):
                 yield editable["place"], file
         elif kept and not kept.startswith("-"):
             yield re.split(r"\s--", kept, maxsplit=1)[0].strip(), file
 
 
-def _read(file: Path, within: tuple[Path, ...]) -> str:
+def _read_text(file: Path, within: tuple[Path, ...]) -> str:
     try:
         data = file.read_bytes()
     except OSError as error:
-        asked = f" (it is asked for by {within[-1]})" if within else ""
+        asked = f" (it is included by {within[-1]})" if within else ""
         raise ConfigError(f"{file}: cannot be read: {error.strerror}{asked}", file=str(file)) from error
     encoding = next((name for bom, name in _BOMS.items() if data.startswith(bom)), "utf-8")
-    # What is not text is in comments, or fails as a requirement.
+    # Bytes that cannot be decoded are in a comment, or make the requirement invalid.
     return data.decode(encoding, "replace").replace("\r\n", "\n")
 
 
-def _problem(line: str, file: Path) -> str:
-    """What is wrong; empty: the package is there."""
+def _find_missing(line: str, file: Path) -> str:
+    """Return which packages the requirement lacks, or an empty text."""
     if _PLACE.match(line):
-        name = _name_at(line)
-        return "" if not name or _installed(name) else line
+        name = _package_name(line)
+        return "" if not name or _installed_version(name) else line
     try:
         wanted = Requirement(line)
     except InvalidRequirement as error:
-        raise ConfigError(f"{file}: '{line}' is no requirement", file=str(file)) from error
-    return "; ".join(_missing(wanted, line))
+        raise ConfigError(
+            f"{file}: '{line}' is not a valid requirement; write it like 'numpy>=2'", file=str(file)
+        ) from error
+    return "; ".join(_missing_packages(wanted, line))
 
 
-def _name_at(place: str) -> str:
-    """The name of what a URL, a folder or a file brings; empty where that does not tell."""
+def _package_name(place: str) -> str:
+    """Return the package name in a URL, folder or file name, or an empty text if the name does not show it."""
     parts = urlsplit(place)
     if named := parse_qs(parts.fragment).get("egg"):
         return named[0].split("[")[0]
@@ -89,40 +93,40 @@ def _name_at(place: str) -> str:
     return name.split("-")[0] if name.endswith(".whl") else ""
 
 
-def _missing(wanted: Requirement, line: str, extra: str = "", seen: frozenset[str] = frozenset()) -> list[str]:
-    """Looks at what the extras ask for, too: a package is there without them, but not what the model needs of it."""
-    if str(wanted) in seen or not _applies(wanted.marker, extra):
+def _missing_packages(wanted: Requirement, line: str, extra: str = "", seen: frozenset[str] = frozenset()) -> list[str]:
+    """Return the missing packages; also check the requirements of the extras, which pip does not always install."""
+    if str(wanted) in seen or not _marker_applies(wanted.marker, extra):
         return []
     named = f"{wanted.name}{wanted.specifier} (for {line})" if seen else line
-    there = _installed(wanted.name)
+    there = _installed_version(wanted.name)
     if not there:
         return [named]
-    if not _fits(wanted, there):
+    if not _version_fits(wanted, there):
         return [f"{named} ({there} is installed)"]
     found = []
     for name in sorted(wanted.extras):
         needed = (Requirement(text) for text in distribution(wanted.name).requires or ())
         for each in needed:
             if each.marker is not None and "extra" in str(each.marker):
-                found += _missing(each, line, name, seen | {str(wanted)})
+                found += _missing_packages(each, line, name, seen | {str(wanted)})
     return found
 
 
-def _applies(marker: Marker | None, extra: str) -> bool:
+def _marker_applies(marker: Marker | None, extra: str) -> bool:
     try:
         return marker is None or marker.evaluate({"extra": extra})
     except (UndefinedComparison, UndefinedEnvironmentName):
         return False
 
 
-def _fits(wanted: Requirement, there: str) -> bool:
+def _version_fits(wanted: Requirement, there: str) -> bool:
     try:
         return wanted.specifier.contains(there, prereleases=True)
-    except InvalidVersion:  # it cannot be compared
+    except InvalidVersion:  # the version cannot be compared
         return False
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return distribution(name).version or ""
     except (PackageNotFoundError, ValueError, KeyError):

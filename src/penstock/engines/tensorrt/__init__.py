@@ -1,1 +1,1 @@
-"""TensorRT and TensorRT-RTX: an ONNX file becomes an engine of the GPU's own, which is kept on disk."""
+"""Runs ONNX files with TensorRT or TensorRT-RTX, which build an engine for a GPU; keeps built engines on disk."""

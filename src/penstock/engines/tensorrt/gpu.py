@@ -1,4 +1,4 @@
-"""A GPU's memory and streams, by CUDA's runtime as the package cuda-bindings has it."""
+"""A GPU's memory and streams, through CUDA's runtime in the package cuda-bindings."""
 
 from typing import Any, Protocol
 
@@ -6,16 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import ConfigError, EngineFailed, PenstockError
-from penstock.engines.out_of_memory import out_of_memory
+from penstock.engines.out_of_memory import as_out_of_memory
 
 ADVICE = "pip install 'penstock-serve[tensorrt]'"
 INSUFFICIENT_DRIVER = 35
 
 
 class Gpu(Protocol):
-    """What a thread does with a GPU; addresses and streams are numbers.
+    """Operations on a GPU. Addresses and streams are numbers.
 
-    Failures are EngineFailed, or DeviceOutOfMemory.
+    A failure raises EngineFailed or DeviceOutOfMemory.
     """
 
     device: str  # cuda:0
@@ -23,7 +23,10 @@ class Gpu(Protocol):
     capability: str  # 8.9
 
     def use(self) -> None:
-        """Before anything else in a thread: CUDA knows the GPU that is meant by the thread."""
+        """Select the GPU for the calling thread.
+
+        Call this method first in each thread, because CUDA keeps the selection per thread.
+        """
         ...
 
     def open_stream(self) -> int: ...
@@ -31,7 +34,7 @@ class Gpu(Protocol):
     def close_stream(self, stream: int) -> None: ...
 
     def allocate(self, size_bytes: int) -> tuple[int, int]:
-        """(in the GPU's memory, pinned in the host's)"""
+        """Return the addresses of new memory on the GPU and of pinned memory on the host."""
         ...
 
     def free(self, device: int, host: int) -> None: ...
@@ -41,7 +44,7 @@ class Gpu(Protocol):
     def download(self, host: int, device: int, size_bytes: int, stream: int) -> None: ...
 
     def synchronize(self, stream: int) -> None:
-        """Waits until all that was put on the stream is done; others run meanwhile."""
+        """Wait until all work on the stream is done; other threads run meanwhile."""
         ...
 
 
@@ -51,55 +54,55 @@ class CudaGpu:
         self._index = index
         self.device = f"cuda:{index}"
         self._streams: dict[int, Any] = {}
-        facts = self._call(cuda.cudaGetDeviceProperties(index))
+        facts = self._check_result(cuda.cudaGetDeviceProperties(index))
         self.name = facts.name.partition(b"\0")[0].decode(errors="replace")
         self.capability = f"{facts.major}.{facts.minor}"
 
     def use(self) -> None:
-        self._call(self._cuda.cudaSetDevice(self._index))
+        self._check_result(self._cuda.cudaSetDevice(self._index))
 
     def open_stream(self) -> int:
-        stream = self._call(self._cuda.cudaStreamCreateWithFlags(self._cuda.cudaStreamNonBlocking))
+        stream = self._check_result(self._cuda.cudaStreamCreateWithFlags(self._cuda.cudaStreamNonBlocking))
         self._streams[int(stream)] = stream
         return int(stream)
 
     def close_stream(self, stream: int) -> None:
-        self._call(self._cuda.cudaStreamDestroy(self._streams.pop(stream)))
+        self._check_result(self._cuda.cudaStreamDestroy(self._streams.pop(stream)))
 
     def allocate(self, size_bytes: int) -> tuple[int, int]:
-        device = int(self._call(self._cuda.cudaMalloc(size_bytes)))
+        device = int(self._check_result(self._cuda.cudaMalloc(size_bytes)))
         try:
-            return device, int(self._call(self._cuda.cudaMallocHost(size_bytes)))
+            return device, int(self._check_result(self._cuda.cudaMallocHost(size_bytes)))
         except PenstockError:
             self._cuda.cudaFree(device)
             raise
 
     def free(self, device: int, host: int) -> None:
-        self._call(self._cuda.cudaFree(device))
-        self._call(self._cuda.cudaFreeHost(host))
+        self._check_result(self._cuda.cudaFree(device))
+        self._check_result(self._cuda.cudaFreeHost(host))
 
     def upload(self, device: int, host: int, size_bytes: int, stream: int) -> None:
-        self._copy(device, host, size_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice, stream)
+        self._copy_async(device, host, size_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice, stream)
 
     def download(self, host: int, device: int, size_bytes: int, stream: int) -> None:
-        self._copy(host, device, size_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost, stream)
+        self._copy_async(host, device, size_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost, stream)
 
     def synchronize(self, stream: int) -> None:
-        self._call(self._cuda.cudaStreamSynchronize(self._streams[stream]))
+        self._check_result(self._cuda.cudaStreamSynchronize(self._streams[stream]))
 
-    def _copy(self, to: int, source: int, size_bytes: int, kind: Any, stream: int) -> None:
-        self._call(self._cuda.cudaMemcpyAsync(to, source, size_bytes, kind, self._streams[stream]))
+    def _copy_async(self, to: int, source: int, size_bytes: int, kind: Any, stream: int) -> None:
+        self._check_result(self._cuda.cudaMemcpyAsync(to, source, size_bytes, kind, self._streams[stream]))
 
-    def _call(self, answer: tuple[Any, ...]) -> Any:
+    def _check_result(self, answer: tuple[Any, ...]) -> Any:
         error, *found = answer
         if int(error) == 0:
             return found[0] if found else None
-        self._cuda.cudaGetLastError()  # whoever asks next is not told of this one
-        raise failure(f"CUDA failed: {_words(self._cuda, error)}", self.device)
+        self._cuda.cudaGetLastError()  # clears the error, so that the next call does not report it
+        raise to_gpu_error(f"CUDA failed: {_error_text(self._cuda, error)}", self.device)
 
 
 class PinnedBuffer:
-    """Memory of the GPU and, as large, of the host beside it, that grows with what is put there and never shrinks."""
+    """Memory on the GPU and on the host, of the same size, which grows on demand and never shrinks."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -107,7 +110,7 @@ class PinnedBuffer:
         self.device = self.host = 0
 
     def reserve(self, size_bytes: int) -> None:
-        """Nothing of it may be in use."""
+        """Make the buffer at least `size_bytes` large; it must not be in use."""
         if size_bytes <= self._size:
             return
         size_bytes = max(256, 1 << (size_bytes - 1).bit_length())
@@ -116,10 +119,10 @@ class PinnedBuffer:
         self._size = size_bytes
 
     def view(self, size_bytes: int) -> NDArray[np.uint8]:
-        """The host's part, as it is until the next `reserve`."""
+        """Return the memory on the host, which is valid until the next call of `reserve`."""
         assert size_bytes <= self._size
         interface = {"data": (self.host, False), "shape": (size_bytes,), "typestr": "|u1", "version": 3}
-        return np.asarray(_Memory(interface))
+        return np.asarray(_HostMemory(interface))
 
     def close(self) -> None:
         if self._size:
@@ -127,31 +130,31 @@ class PinnedBuffer:
             self._size = self.device = self.host = 0
 
 
-class _Memory:
+class _HostMemory:
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
 
 
-def failure(said: str, device: str) -> PenstockError:
-    return out_of_memory(said, device) or EngineFailed(said)
+def to_gpu_error(message: str, device: str) -> PenstockError:
+    return as_out_of_memory(message, device) or EngineFailed(message)
 
 
 def open_gpu(device: str) -> CudaGpu:
-    """`cuda`, `cuda:1` or `auto`. Raises ConfigError where it is not there."""
+    """Open a GPU that is named `cuda`, `cuda:1` or `auto`; raise ConfigError if it does not exist."""
     cuda = _import_runtime()
     _, _, index = device.partition(":")
     try:
         error, count = cuda.cudaGetDeviceCount()
     except RuntimeError as failed:  # no driver
-        raise _no_gpu(device, str(failed)) from failed
+        raise _no_gpu_error(device, str(failed)) from failed
     if int(error) != 0 or not count:
-        raise _no_gpu(device, _words(cuda, error) if int(error) else "none is there")
+        raise _no_gpu_error(device, _error_text(cuda, error) if int(error) else "there is no GPU")
     if int(index or 0) >= count:
-        raise _no_gpu(device, f"there are {count}, from cuda:0 on")
+        raise _no_gpu_error(device, f"there are {count} GPUs, starting with cuda:0")
     try:
         return CudaGpu(cuda, int(index or 0))
     except PenstockError as error:
-        raise _no_gpu(device, error.message) from error
+        raise _no_gpu_error(device, error.message) from error
 
 
 def _import_runtime() -> Any:
@@ -164,17 +167,17 @@ def _import_runtime() -> Any:
     return runtime
 
 
-def _no_gpu(device: str, why: str) -> ConfigError:
+def _no_gpu_error(device: str, why: str) -> ConfigError:
     named = "cuda" if device == "auto" else device
     return ConfigError(
         f"instances.device {named}: engine: tensorrt runs on an NVIDIA GPU with its driver, and CUDA says: {why}; "
-        "without one, 'penstock model build' builds for TensorRT-RTX ahead, and engine: onnx runs the same file",
+        "without a GPU, 'penstock model build' builds for TensorRT-RTX, and engine: onnx runs the same file",
         reason="device_missing",
     )
 
 
-def _words(cuda: Any, error: Any) -> str:
+def _error_text(cuda: Any, error: Any) -> str:
     _, text = cuda.cudaGetErrorString(error)
-    said = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-    is_driver = int(error) == INSUFFICIENT_DRIVER  # which it says also where there is none
-    return f"{said}, or there is no driver" if is_driver else said
+    message = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    is_driver = int(error) == INSUFFICIENT_DRIVER  # CUDA reports this error also if there is no driver
+    return f"{message}, or there is no driver" if is_driver else message

@@ -1,83 +1,90 @@
-"""The sizes that an engine is built for: optimization profiles, from a model's settings."""
+"""Plans the sizes for which an engine is built (optimization profiles) from a model's settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
-from penstock.engines.options import ShapeRange
+from penstock.engines.engine_options import ShapeRange
 
-STEP = 2  # between the lengths of two profiles: one for all would take the longest's memory for as many as the shortest
-SHORTEST = 64  # tokens; texts below share a profile
+STEP = (
+    2  # ratio of the lengths of two successive profiles; a single one would reserve memory for long texts in all rows
+)
+SHORTEST = 64  # length in tokens of the shortest profile
 Shape = tuple[int, ...]
-Profile = Mapping[str, tuple[Shape, Shape, Shape]]  # by input: the least, those to be fastest at, the most
+Profile = Mapping[str, tuple[Shape, Shape, Shape]]  # by input: smallest, optimized for, largest
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeLimits:
-    """What a model's settings say of the batches that it gets; 0: nothing."""
+    """The sizes of a batch that a model's settings allow; 0 means that the settings do not limit a size."""
 
     rows: int = 0
-    tokens: int = 0  # rows × length
+    tokens: int = 0  # rows x length
     length: int = 0  # of a text, in tokens
     side: int = 0  # of an image, in pixels
-    given: Mapping[str, ShapeRange] = field(default_factory=dict)  # of inputs, in place of all that
+    given: Mapping[str, ShapeRange] = field(
+        default_factory=dict
+    )  # by input: tensorrt.shapes, which replaces the limits above
 
 
 def plan_profiles(inputs: Sequence[TensorSpec], limits: ShapeLimits) -> tuple[Profile, ...]:
-    """None where no size is open. Raises ConfigError where the settings do not tell one that is."""
+    """Return the profiles, or none if all sizes are fixed; raise ConfigError if an open size has no limit."""
     if unknown := sorted(set(limits.given) - {spec.name for spec in inputs}):
         names = ", ".join(spec.name for spec in inputs)
-        raise ConfigError(f"tensorrt.shapes names '{unknown[0]}', and the network's inputs are {names}")
+        raise ConfigError(
+            f"tensorrt.shapes names '{unknown[0]}', but the network's inputs are {names}: correct the name"
+        )
     if not any(-1 in spec.shape for spec in inputs):
         return ()
     has_lengths = any(_is_text(spec) and spec.name not in limits.given for spec in inputs)
-    bands = list(_bands(limits.length)) if has_lengths and limits.length else [(0, limits.length)]
-    return tuple({spec.name: _range(spec, limits, band) for spec in inputs} for band in bands)
+    bands = list(_length_ranges(limits.length)) if has_lengths and limits.length else [(0, limits.length)]
+    return tuple({spec.name: _profile_range(spec, limits, band) for spec in inputs} for band in bands)
 
 
 def find_profile(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int | None:
-    """The first that the shapes fit into: profiles grow. None: none does."""
+    """Return the index of the smallest profile that fits the shapes, or None."""
     for index, profile in enumerate(profiles):
-        if all(_lies_within(shape, *profile[name][::2]) for name, shape in shapes.items()):
+        if all(_is_within(shape, *profile[name][::2]) for name, shape in shapes.items()):
             return index
     return None
 
 
-def _lies_within(shape: Shape, least: Shape, most: Shape) -> bool:
+def _is_within(shape: Shape, least: Shape, most: Shape) -> bool:
     return len(shape) == len(most) and all(
         low <= size <= high for low, size, high in zip(least, shape, most, strict=True)
     )
 
 
-def _bands(longest: int) -> Iterator[tuple[int, int]]:
-    """Longer than the first, up to the second, short ones first."""
+def _length_ranges(longest: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of lengths, the shortest first, as pairs; the first number is excluded, the second one included."""
     ends = [longest]
     while ends[0] > SHORTEST:
         ends.insert(0, -(-ends[0] // STEP))
     yield from zip([0, *ends], ends, strict=False)
 
 
-def _range(spec: TensorSpec, limits: ShapeLimits, band: tuple[int, int]) -> tuple[Shape, Shape, Shape]:
+def _profile_range(spec: TensorSpec, limits: ShapeLimits, band: tuple[int, int]) -> tuple[Shape, Shape, Shape]:
     if spec.name in limits.given:
-        return _given(spec, limits.given[spec.name])
+        return _check_range(spec, limits.given[spec.name])
     below, length = band
     rows = most_rows = limits.rows
     if _is_text(spec) and limits.tokens:
         most_rows = max(1, min(limits.rows, limits.tokens // (below + 1)))
         rows = max(1, min(limits.rows, limits.tokens // max(1, length)))
     sizes = [
-        _open_size(spec, at, limits, most_rows, length) if size < 0 else size for at, size in enumerate(spec.shape)
+        _limit_open_size(spec, at, limits, most_rows, length) if size < 0 else size
+        for at, size in enumerate(spec.shape)
     ]
     least = tuple(1 if size < 0 else size for size in spec.shape)
     best = (min(rows, sizes[0]), *sizes[1:]) if spec.shape and spec.shape[0] < 0 else tuple(sizes)
     return least, best, tuple(sizes)
 
 
-def _given(spec: TensorSpec, given: ShapeRange) -> tuple[Shape, Shape, Shape]:
+def _check_range(spec: TensorSpec, given: ShapeRange) -> tuple[Shape, Shape, Shape]:
     for shape in (given.min, given.opt, given.max):
         if len(shape) != len(spec.shape) or any(
-            size >= 0 and size != said for size, said in zip(spec.shape, shape, strict=True)
+            size >= 0 and size != wanted for size, wanted in zip(spec.shape, shape, strict=True)
         ):
             raise ConfigError(
                 f"tensorrt.shapes.{spec.name}: {list(shape)} does not fit the network's {list(spec.shape)}"
@@ -85,7 +92,7 @@ def _given(spec: TensorSpec, given: ShapeRange) -> tuple[Shape, Shape, Shape]:
     return given.min, given.opt, given.max
 
 
-def _open_size(spec: TensorSpec, at: int, limits: ShapeLimits, rows: int, length: int) -> int:
+def _limit_open_size(spec: TensorSpec, at: int, limits: ShapeLimits, rows: int, length: int) -> int:
     if at == 0 and rows:
         return rows
     if at and _is_text(spec) and length:
@@ -95,8 +102,8 @@ def _open_size(spec: TensorSpec, at: int, limits: ShapeLimits, rows: int, length
     ones, most = (["…" if size < 0 else size for size in spec.shape] for _ in range(2))
     ranges = f"{{min: {ones}, opt: {most}, max: {most}}}".replace("'", "")
     raise ConfigError(
-        f"input '{spec.name}' {list(spec.shape)} leaves a size open that the settings do not tell, and an engine is "
-        f"built for a range of sizes: say tensorrt: {{shapes: {{{spec.name}: {ranges}}}}} in model.yaml",
+        f"input '{spec.name}' {list(spec.shape)} leaves a size open that no setting limits, but an engine is "
+        f"built for a range of sizes: set tensorrt: {{shapes: {{{spec.name}: {ranges}}}}} in model.yaml",
         reason="open_shape",
     )
 

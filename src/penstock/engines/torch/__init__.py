@@ -1,1 +1,1 @@
-"""PyTorch, in each form that its models are saved in."""
+"""Runs PyTorch models, in each format in which they are saved."""

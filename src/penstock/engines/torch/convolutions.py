@@ -1,4 +1,4 @@
-"""ONNX files of image networks (convolutions, one after another or added up) as PyTorch modules: SRCNN on a GPU."""
+"""Loads ONNX files of convolutional image networks, such as SRCNN, as PyTorch modules."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,22 +9,22 @@ from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
-from penstock.engines.onnx.network import read_network
-from penstock.engines.torch.devices import Target
-from penstock.engines.torch.model import TorchModel, choose_precision
+from penstock.engines.onnx.onnx_network import read_network
+from penstock.engines.torch.torch_devices import Target
+from penstock.engines.torch.torch_model import TorchModel, choose_precision
 
 _COMBINING = {"Add": torch.add, "Sub": torch.sub, "Mul": torch.mul}
 _KNOWN = ("Conv", "Relu", "Identity", *_COMBINING)
 
 
 def open_network(file: Path, target: Target) -> TorchModel:
-    """Raises ConfigError where the file has what is not known here."""
+    """Load the network; raise ConfigError if it has an operation that is not in `_KNOWN`."""
     graph = read_network(file).graph
     strange = sorted({node.op_type for node in graph.node} - set(_KNOWN))
     if strange or len(graph.input) != 1 or len(graph.output) != 1:
-        why = f"has {', '.join(strange)}" if strange else "has not one input and one output"
+        why = f"has {', '.join(strange)}" if strange else "does not have exactly one input and one output"
         raise ConfigError(
-            f"{file}: engine: torch reads ONNX files of {', '.join(_KNOWN)} from one input to one output, and this "
+            f"{file}: engine: torch reads ONNX files of {', '.join(_KNOWN)} with one input and one output, but this "
             f"{why}; use engine: onnx or openvino",
             file=str(file),
         )
@@ -32,10 +32,10 @@ def open_network(file: Path, target: Target) -> TorchModel:
     module = _ConvolutionNetwork(graph.node, weights, graph.input[0].name, graph.output[0].name)
     module.to(target.device).eval()
     precision, autocast = choose_precision(file, list(module.parameters()), target)
-    if autocast is not None:  # it would convert them in every call
+    if autocast is not None:  # once, because autocast would convert them in every call
         for part in module.convolutions:
             part.to(autocast)
-    inputs, outputs = (_spec(file, graph.input[0]),), (_spec(file, graph.output[0]),)
+    inputs, outputs = (_to_spec(file, graph.input[0]),), (_to_spec(file, graph.output[0]),)
     return TorchModel(inputs, outputs, precision, module, lambda tensors: module(tensors[0]), autocast=autocast)
 
 
@@ -44,20 +44,20 @@ class _ConvolutionNetwork(torch.nn.Module):
         super().__init__()
         self.convolutions = torch.nn.ModuleList()
         self._given, self._answer = given, answer
-        self._steps: list[tuple[Any, list[str], str]] = []  # what is done, to what, and what that makes
+        self._steps: list[tuple[Any, list[str], str]] = []  # of each operation: the function, its inputs, its output
         for node in nodes:
             names = list(node.input)
             if node.op_type == "Conv":
-                work: Any = _convolution(node, weights)
+                work: Any = _make_convolution(node, weights)
                 self.convolutions.append(work)
                 names = names[:1]
             elif node.op_type in _COMBINING:
                 work = _COMBINING[node.op_type]
             else:
-                work = torch.relu if node.op_type == "Relu" else _same
+                work = torch.relu if node.op_type == "Relu" else _return_input
             self._steps.append((work, names, node.output[0]))
             if missing := [name for name in names if name in weights]:
-                raise ConfigError(f"the network adds the constant '{missing[0]}'; use engine: onnx or openvino")
+                raise ConfigError(f"engine: torch cannot add the constant '{missing[0]}'; use engine: onnx or openvino")
 
     def forward(self, given: Any) -> Any:
         values = {self._given: given}
@@ -66,20 +66,20 @@ class _ConvolutionNetwork(torch.nn.Module):
         return values[self._answer]
 
 
-def _convolution(node: NodeProto, weights: Mapping[str, Any]) -> Any:
-    told = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+def _make_convolution(node: NodeProto, weights: Mapping[str, Any]) -> Any:
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     weight = weights[node.input[1]]
-    pads = told.get("pads", [0, 0, 0, 0])
-    if len(pads) != 4 or pads[:2] != pads[2:] or told.get("auto_pad", b"NOTSET") != b"NOTSET":
+    pads = attributes.get("pads", [0, 0, 0, 0])
+    if len(pads) != 4 or pads[:2] != pads[2:] or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise ConfigError(f"the convolution '{node.name}' pads unevenly; use engine: onnx or openvino")
-    groups = told.get("group", 1)
+    groups = attributes.get("group", 1)
     layer = torch.nn.Conv2d(
         weight.shape[1] * groups,
         weight.shape[0],
         tuple(weight.shape[2:]),
-        stride=tuple(told.get("strides", (1, 1))),
+        stride=tuple(attributes.get("strides", (1, 1))),
         padding=tuple(pads[:2]),
-        dilation=tuple(told.get("dilations", (1, 1))),
+        dilation=tuple(attributes.get("dilations", (1, 1))),
         groups=groups,
         bias=len(node.input) > 2,
     )
@@ -90,11 +90,11 @@ def _convolution(node: NodeProto, weights: Mapping[str, Any]) -> Any:
     return layer.requires_grad_(False)
 
 
-def _same(given: Any) -> Any:
+def _return_input(given: Any) -> Any:
     return given
 
 
-def _spec(file: Path, value: ValueInfoProto) -> TensorSpec:
+def _to_spec(file: Path, value: ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
     if helper.tensor_dtype_to_np_dtype(tensor.elem_type).name != "float32":
         raise ConfigError(f"{file}: '{value.name}' is not FP32; use engine: onnx or openvino", file=str(file))

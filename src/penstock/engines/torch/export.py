@@ -1,4 +1,8 @@
-"""Files of torch.export: they tell their inputs and outputs themselves."""
+"""Opens torch.export files, which describe their inputs and outputs.
+
+This file is the adapter for `torch.utils._pytree`; tests/unit/engines/torch/test_torch_files.py fails if a new
+version changes it.
+"""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,90 +15,105 @@ from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from penstock.core.errors import ConfigError
-from penstock.core.manifest import DeclaredTensor
+from penstock.core.signature import DeclaredTensor
 from penstock.core.tensors import TensorSpec
-from penstock.engines.options import TorchOptions
-from penstock.engines.torch.devices import Target
-from penstock.engines.torch.model import DATATYPES, TorchModel, choose_precision, leaves
+from penstock.engines.engine_options import TorchOptions
+from penstock.engines.torch.torch_devices import Target
+from penstock.engines.torch.torch_model import DATATYPES, TorchModel, choose_precision, iterate_tensors
 
-_MATRIX_OPS = ("linear", "matmul", "mm", "addmm", "bmm", "conv1d", "conv2d", "conv3d")  # that autocast knows
+_MATRIX_OPS = (
+    "linear",
+    "matmul",
+    "mm",
+    "addmm",
+    "bmm",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+)  # the operations that autocast converts
 
 Fill = Callable[[Sequence[Any]], tuple[Sequence[Any], dict[str, Any]]]
 
 
 def open_program(file: Path, options: TorchOptions, target: Target) -> TorchModel:
-    # Some releases read a file's weights so that PyTorch warns itself of it.
+    # In some releases, loading a file makes PyTorch warn about its own code.
     warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
     program = torch.export.load(file)
     weights = [*program.state_dict.values(), *program.constants.values()]
     weights = [each for each in weights if isinstance(each, torch.Tensor)]
     if target.kind != "cpu" or any(each.device.type != "cpu" for each in weights):
         program = move_to_device_pass(program, target.device)
-    own_inputs, fill = _inputs(file, program)
-    inputs, places = _named("inputs", own_inputs, options.inputs)
-    outputs, chosen = _named("outputs", _outputs(file, program), options.outputs)
+    own_inputs, fill_padded = _read_inputs(file, program)
+    inputs, places = _match_tensors("inputs", own_inputs, options.inputs)
+    outputs, chosen = _match_tensors("outputs", _read_outputs(file, program), options.outputs)
     if len(inputs) < len(own_inputs):
-        raise ConfigError(f"torch.inputs: {file.name} takes {_names(own_inputs)}", reason="torch_inputs")
+        given = ", ".join(option.name for option in options.inputs)
+        raise ConfigError(
+            f"torch.inputs has {given}, but {file.name} takes {_join_names(own_inputs)}: list exactly these",
+            reason="torch_inputs",
+        )
     precision, autocast = choose_precision(file, weights, target)
     module = program.module()
     if autocast is not None:
-        _convert(program, module, autocast)
+        _prepare_for_autocast(program, module, autocast)
 
     def call(given: Sequence[Any]) -> Any:
         ordered = [tensor for _, tensor in sorted(zip(places, given, strict=True), key=lambda pair: pair[0])]
-        arguments, keywords = fill(ordered)
-        found = [leaf for _, leaf in leaves(module(*arguments, **keywords))]
+        arguments, keywords = fill_padded(ordered)
+        found = [leaf for _, leaf in iterate_tensors(module(*arguments, **keywords))]
         return [found[place] for place in chosen]
 
     return TorchModel(inputs, outputs, precision, module, call, autocast=autocast)
 
 
-def _inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
+def _read_inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     arguments = [each.arg for each in program.graph_signature.input_specs if each.kind == InputKind.USER_INPUT]
     found = []
     for argument in arguments:
         if isinstance(argument, TensorArgument):
-            found.append(_spec(file, argument.name, values[argument.name]))
+            found.append(_to_spec(file, argument.name, values[argument.name]))
         elif not isinstance(argument, ConstantArgument):
-            raise ConfigError(f"{file}: its input '{argument.name}' is no tensor; only tensors are served")
+            raise ConfigError(f"{file}: its input '{argument.name}' is not a tensor; only tensors are supported")
 
-    def fill(given: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    def fill_padded(given: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         tensors = iter(given)
         flat = [each.value if isinstance(each, ConstantArgument) else next(tensors) for each in arguments]
         positional, keywords = pytree.tree_unflatten(flat, program.call_spec.in_spec)
         return positional, keywords
 
-    return found, fill
+    return found, fill_padded
 
 
-def _outputs(file: Path, program: Any) -> list[TensorSpec]:
+def _read_outputs(file: Path, program: Any) -> list[TensorSpec]:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     arguments = [each.arg for each in program.graph_signature.output_specs if each.kind == OutputKind.USER_OUTPUT]
-    # The outputs' places in what the module gives are told with their arguments in place of the tensors.
-    given = leaves(pytree.tree_unflatten(arguments, program.call_spec.out_spec))
+    # Unflatten the arguments to find each output's position in the module's result.
+    given = iterate_tensors(pytree.tree_unflatten(arguments, program.call_spec.out_spec))
     found = []
     for name, argument in given:
         if isinstance(argument, ConstantArgument) and argument.value is None:
             continue
         if not isinstance(argument, TensorArgument):
-            raise ConfigError(f"{file}: its output '{name}' is no tensor; only tensors are served")
+            raise ConfigError(f"{file}: its output '{name}' is not a tensor; only tensors are supported")
         shown = f"output_{name}".rstrip("_") if not name or name[0].isdigit() else name
-        found.append(_spec(file, shown, values[argument.name]))
+        found.append(_to_spec(file, shown, values[argument.name]))
     return found
 
 
-def _spec(file: Path, name: str, value: Any) -> TensorSpec:
+def _to_spec(file: Path, name: str, value: Any) -> TensorSpec:
     datatype = DATATYPES.get(value.dtype)
     if datatype is None:
-        raise ConfigError(f"{file}: '{name}' is {value.dtype}, which no protocol datatype carries")
+        raise ConfigError(
+            f"{file}: '{name}' is {value.dtype}, which Penstock does not support: convert it before the export"
+        )
     return TensorSpec(name, datatype, tuple(size if isinstance(size, int) else -1 for size in value.shape))
 
 
-def _named(
+def _match_tensors(
     which: str, own: Sequence[TensorSpec], options: Sequence[DeclaredTensor]
 ) -> tuple[tuple[TensorSpec, ...], list[int]]:
-    """As model.yaml has them, and the place of each in the file: that of its name, else its own."""
+    """Return model.yaml's tensors, and the index of each in the file: by name if all names are known, else by order."""
     if not options:
         return tuple(own), list(range(len(own)))
     known = [spec.name for spec in own]
@@ -104,7 +123,8 @@ def _named(
     is_mixed = is_renamed and any(name in known and known.index(name) != place for place, name in enumerate(given))
     if is_mixed or (is_renamed and len(given) != len(known)):
         raise ConfigError(
-            f"torch.{which}: the file has {_names(own)}; name all of them, in this order", reason="torch_inputs"
+            f"torch.{which}: the file has {_join_names(own)}; list all of these names, in this order",
+            reason="torch_inputs",
         )
     for option, place in zip(options, places, strict=True):
         _check_alike(which, own[place], option)
@@ -121,12 +141,12 @@ def _check_alike(which: str, own: TensorSpec, option: DeclaredTensor) -> None:
         )
 
 
-def _names(specs: Sequence[TensorSpec]) -> str:
+def _join_names(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(spec.name for spec in specs)
 
 
-def _convert(program: Any, module: Any, dtype: Any) -> None:
-    """For autocast: takes out the checks that a tensor is FP32, and converts what else each call would convert."""
+def _prepare_for_autocast(program: Any, module: Any, dtype: Any) -> None:
+    """Prepare for autocast: remove checks that tensors are FP32, and convert weights once instead of in each call."""
     targets = dict(program.graph_signature.inputs_to_parameters)
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in targets and node.users:

@@ -1,6 +1,6 @@
-"""Folders of sentence-transformers and of transformers' sequence classifiers, from local safetensors alone.
+"""Opens folders of sentence-transformers models and of transformers' sequence classifiers, from safetensors only.
 
-Nothing is fetched, no pickle is read, and no code that lies in the folder is run.
+This module downloads nothing, reads no pickles, and runs no code from the folder.
 """
 
 import inspect
@@ -14,12 +14,12 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
 from penstock.engines.checkpoint import CLASSIFIER, Checkpoint, file_error, read_json
-from penstock.engines.torch.devices import Target
-from penstock.engines.torch.model import IDS, MASK, TYPES, IdLimit, TorchModel
+from penstock.engines.torch.torch_devices import Target
+from penstock.engines.torch.torch_model import IDS, MASK, TYPES, IdLimit, TorchModel
 
 EMBEDDING, LOGITS = "sentence_embedding", "logits"
 ANY_ID = 2**63
-# Of the library's own; their settings name nothing that is imported, but for Dense's activation.
+# Modules of the library that import no class by name, except for Dense's activation, which is checked.
 MODULES = (
     "Transformer",
     "Pooling",
@@ -34,7 +34,7 @@ MODULES = (
 
 
 class SentenceEncoder(torch.nn.Module):
-    """The library's modules one after the other; all but the first in FP32, since they sum and divide."""
+    """Runs the modules of sentence-transformers in order: the first in the chosen precision, the others in FP32."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ def open_sentence_encoder(folder: Path, target: Target) -> TorchModel:
     from sentence_transformers import SentenceTransformer
     from transformers import PreTrainedModel
 
-    _be_quiet()
-    with _fitting(folder):
+    _silence_library()
+    with _check_shapes(folder):
         loaded = SentenceTransformer(
             str(folder),
             device=target.name,
@@ -78,7 +78,7 @@ def open_sentence_encoder(folder: Path, target: Target) -> TorchModel:
     backbone = next(part for part in loaded.modules() if isinstance(part, PreTrainedModel))
     _check_weights(parts[0], backbone)
     encoder = SentenceEncoder(list(loaded.children())).to(target.device).eval()
-    return _described(folder, encoder, backbone, EMBEDDING, target)
+    return _make_torch_model(folder, encoder, backbone, EMBEDDING, target)
 
 
 def open_classifier(folder: Path, target: Target) -> TorchModel:
@@ -86,14 +86,14 @@ def open_classifier(folder: Path, target: Target) -> TorchModel:
     if not checkpoint.is_classifier:
         raise file_error(
             folder / "config.json",
-            f"this is {', '.join(checkpoint.architectures) or 'a model without a name'}; served are …{CLASSIFIER}. "
-            "An encoder of sentences is served with file: modules.json, another model as a .pt2 file",
+            f"this is {', '.join(checkpoint.architectures) or 'a nameless model'}; only …{CLASSIFIER} is supported. "
+            "Use file: modules.json for a sentence encoder, and a .pt2 file for other models",
         )
     _check_safe(folder, [folder])
     from transformers import AutoModelForSequenceClassification
 
-    _be_quiet()
-    with _fitting(folder):
+    _silence_library()
+    with _check_shapes(folder):
         model, report = AutoModelForSequenceClassification.from_pretrained(
             str(folder),
             local_files_only=True,
@@ -103,12 +103,12 @@ def open_classifier(folder: Path, target: Target) -> TorchModel:
             output_loading_info=True,
         )
     if missing := sorted(report["missing_keys"]):
-        raise ConfigError(f"{folder}: its weights have no {missing[0]} (nor {len(missing) - 1} more); it is not whole")
-    return _described(folder, Classifier(model.to(target.device)).eval(), model, LOGITS, target)
+        raise ConfigError(f"{folder}: its weights are incomplete: {missing[0]} and {len(missing) - 1} more are missing")
+    return _make_torch_model(folder, Classifier(model.to(target.device)).eval(), model, LOGITS, target)
 
 
-def _described(folder: Path, module: Any, backbone: Any, output: str, target: Target) -> TorchModel:
-    _take_in(module)
+def _make_torch_model(folder: Path, module: Any, backbone: Any, output: str, target: Target) -> TorchModel:
+    _copy_into_memory(module)
     has_types = TYPES in inspect.signature(backbone.forward).parameters
     types = getattr(backbone.config, "type_vocab_size", 0) or 0
     names = [IDS, MASK, TYPES] if has_types and types > 1 else [IDS, MASK]
@@ -117,13 +117,13 @@ def _described(folder: Path, module: Any, backbone: Any, output: str, target: Ta
         return module(dict(zip(names, tensors, strict=True)))
 
     vocabulary = getattr(backbone.get_input_embeddings(), "num_embeddings", ANY_ID)
-    limits = [IdLimit(IDS, vocabulary, _positions(backbone))]
+    limits = [IdLimit(IDS, vocabulary, _max_positions(backbone))]
     if TYPES in names:
         limits.append(IdLimit(TYPES, types))
     with torch.inference_mode():
         found = call([torch.ones((1, 4), dtype=torch.int64, device=target.device)] * len(names))
     if found.dim() != 2:
-        raise ConfigError(f"{folder}: gives {output} with {found.dim()} dimensions, not [batch, width]")
+        raise ConfigError(f"{folder}: the model's {output} has {found.dim()} dimensions; it must be [batch, width]")
     return TorchModel(
         tuple(TensorSpec(name, "INT64", (-1, -1)) for name in names),
         (TensorSpec(output, "FP32", (-1, found.shape[1])),),
@@ -134,42 +134,40 @@ def _described(folder: Path, module: Any, backbone: Any, output: str, target: Ta
     )
 
 
-def _take_in(module: Any) -> None:
-    """Weights may still lie in their file: who writes to that would change them, and who cuts it end the process."""
+def _copy_into_memory(module: Any) -> None:
+    """Copy CPU weights into memory, because changing the mapped file would change them or crash the process."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.device.type == "cpu":
             tensor.data = tensor.data.clone()
 
 
-def _positions(backbone: Any) -> int:
-    """Tokens that a row may have; 0: the model has no table of positions."""
+def _max_positions(backbone: Any) -> int:
+    """Return the largest number of tokens in a row, or 0 if the model has no table of positions."""
     for name, part in backbone.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding):
-            # RoBERTa and its kin count from behind the padding's.
+            # In RoBERTa and similar models, the positions start after that of the padding.
             return int(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
     return 0
 
 
 def _check_modules(folder: Path) -> list[Path]:
-    """The folders of the modules, in their order."""
+    """Check modules.json; return the folders of its modules, in order."""
     file = folder / "modules.json"
     try:
         modules = [(str(each["type"]), PurePosixPath(each["path"])) for each in read_json(file)]
     except (TypeError, KeyError, AttributeError) as error:
-        raise file_error(file, "is not as sentence-transformers writes it") from error
+        raise file_error(file, "does not have sentence-transformers' format") from error
     for kind, path in modules:
         package, _, name = kind.rpartition(".")
         if package.partition(".")[0] != "sentence_transformers" or name not in MODULES:
-            served = f"served are {', '.join(MODULES)} of sentence-transformers"
-            raise file_error(file, f"the module {kind} is not served; {served}")
+            served = f"supported are {', '.join(MODULES)} of sentence-transformers"
+            raise file_error(file, f"the module {kind} is not supported; {served}")
         if path.is_absolute() or ".." in path.parts:
             raise file_error(file, f"the path {path} leads out of the folder")
     if not modules or not modules[0][0].endswith(".Transformer"):
         raise file_error(file, "its first module must be a Transformer")
     if not any(kind.endswith("Pooling") for kind, _ in modules):
-        raise file_error(
-            file, "no module pools the tokens into one vector; a cross-encoder is served with file: config.json"
-        )
+        raise file_error(file, "no module pools the tokens into one vector; for a cross-encoder use file: config.json")
     parts = [folder / path for _, path in modules]
     _check_safe(folder, parts)
     for part, (kind, _) in zip(parts, modules, strict=True):
@@ -179,7 +177,7 @@ def _check_modules(folder: Path) -> list[Path]:
 
 
 def _check_dense(file: Path) -> None:
-    """The library would take Tanh in place of what it does not trust, and give other vectors."""
+    """Raise ConfigError if the activation is not a PyTorch class: sentence-transformers would use Tanh instead."""
     activation = str(read_json(file).get("activation_function", "torch.nn."))
     if not activation.startswith("torch.nn."):
         raise file_error(file, f"the activation {activation} is not PyTorch's own")
@@ -187,29 +185,31 @@ def _check_dense(file: Path) -> None:
 
 def _check_safe(folder: Path, parts: Iterable[Path]) -> None:
     if (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"{folder}: is an adapter; merge it into its model (merge_and_unload) and save that")
+        raise ConfigError(f"{folder}: this is an adapter; merge it into its model (merge_and_unload) and save that")
     for part in parts:
         pickles = sorted([*part.glob("*.bin"), *part.glob("*.pth"), *part.glob("*.pt")])
         if pickles and not list(part.glob("*.safetensors")):
             raise file_error(
                 pickles[0],
-                "is a pickle, which runs code as it is read, and is not loaded; load the model where "
-                "you trust it and save it again, which writes model.safetensors",
+                "is not loaded, because it is a pickle, which may run code while it is read; if you trust the model, "
+                "load it with transformers and save it again, which writes model.safetensors",
             )
 
 
 @contextmanager
-def _fitting(folder: Path) -> Iterator[None]:
+def _check_shapes(folder: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
-        raise ConfigError(f"{folder}: its weights have other shapes than config.json says") from error
+        raise ConfigError(
+            f"{folder}: its weights do not have the shapes in config.json: use the config.json saved with them"
+        ) from error
 
 
 def _check_weights(folder: Path, backbone: Any) -> None:
-    """The library fills what is missing with random numbers, and only logs it."""
+    """Raise ConfigError if most weights are missing: the library would only log that and use random weights."""
     from safetensors import safe_open
 
     found: set[str] = set()
@@ -219,13 +219,15 @@ def _check_weights(folder: Path, backbone: Any) -> None:
                 parts = name.split(".")
                 found |= {".".join(parts[start:]) for start in range(len(parts))}
     wanted = [name for name, _ in backbone.named_parameters()]
-    # Half, since a model may have parts that none uses, and older files have other names for some.
+    # Half are enough, because a model may have unused parts, and older files name some weights differently.
     if sum(name in found for name in wanted) < len(wanted) / 2:
-        raise ConfigError(f"{folder}: its weights are not those of a {type(backbone).__name__}")
+        raise ConfigError(
+            f"{folder}: its weights do not belong to a {type(backbone).__name__}: correct architectures in config.json"
+        )
 
 
-def _be_quiet() -> None:
-    """Its bars and advice would stand between the log's lines."""
+def _silence_library() -> None:
+    """Silence progress bars and advice, which would appear between the lines of the log."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -1,8 +1,8 @@
-"""Rows of token ids on a GPU: a CUDA graph for each shape bucket, captured as the model is loaded.
+"""Runs rows of token ids on a GPU with CUDA graphs, one per shape bucket, captured while the model is loaded.
 
-A batch is one copy in, one launch and one copy out, each queued behind those of the batch before it on one stream: so
-all graphs share their memory and the buffers on the device, and the instances fill and read buffers of their own while
-another's batch runs.
+A batch needs one copy to the device, one launch and one copy back. All batches use the same stream, one after the
+other, so that all graphs can share their memory and the buffers on the device. Each instance has host buffers of its
+own, which it fills and reads while the GPU runs another instance's batch.
 """
 
 import threading
@@ -17,26 +17,28 @@ import torch
 
 from penstock.core.signature import PADDING
 from penstock.core.tensors import Array
-from penstock.engines.torch.buckets import Shape, ShapeBuckets
-from penstock.engines.torch.model import TorchModel, brief
+from penstock.engines.torch.shape_buckets import Shape, ShapeBuckets
+from penstock.engines.torch.torch_model import TorchModel, brief_message
 
 MOST_CAPTURE_S = 60.0
-LEAST_FREE = 0.1  # of the device's memory: with less than that no further graph is captured
-AWAKE_TOKENS = 4096  # who waits for so few stays awake for them
+LEAST_FREE = 0.1  # share of the device's memory that must be free to capture one more graph
+AWAKE_TOKENS = 4096  # a thread that waits for at most this many tokens spins instead of sleeping
 
 log = structlog.get_logger()
-_CAPTURE = threading.Lock()  # CUDA can capture one graph at a time in a process
+_CAPTURE = threading.Lock()  # CUDA captures only one graph at a time in a process
 
 
 def unpack(rows: Any, count: int) -> list[Any]:
-    """The model's inputs (ids, mask and types, the first `count`) from int32 [1 or 2, rows, length] on its device."""
+    """Return the first `count` of ids, mask and types, from an int32 tensor [1 or 2, rows, length] on the device."""
     ids = rows[0]
     return [ids.clamp(min=0).long(), (ids >= 0).long(), *(each.long() for each in rows[1:])][:count]
 
 
-def fill(target: Array, rows: Sequence[Array]) -> None:
-    """Lays ids and types, [n, length] each, into a larger [2, rows, length]. What is beside and below them is padding;
-    but a row of padding alone would have nothing to attend to, and has one token."""
+def fill_padded(target: Array, rows: Sequence[Array]) -> None:
+    """Copy ids and types, each [n, length], into a larger array [2, rows, length], and pad them.
+
+    A row without tokens gets one token, because attention needs at least one.
+    """
     count, length = rows[0].shape
     for place, each in enumerate(rows):
         target[place, :count, :length] = each
@@ -52,12 +54,12 @@ def fill(target: Array, rows: Sequence[Array]) -> None:
 
 @dataclass(slots=True)
 class _HostBuffers:
-    """Pinned, so that the device copies from and to them by itself."""
+    """Pinned host buffers, which the device reads and writes while the host runs."""
 
     given: Any  # int32
-    answer: Any  # as the model's output
-    asleep: Any  # events: who waits for the one gives up its core
-    awake: Any
+    answer: Any  # of the type of the model's output
+    asleep: Any  # event for which a thread waits asleep
+    awake: Any  # event for which a thread waits spinning
 
     @classmethod
     def make(cls, given: int, answer: Any) -> "_HostBuffers":
@@ -70,12 +72,12 @@ class _HostBuffers:
 
 
 class TokenGraphs:
-    """Of a model that takes ids, mask and maybe types, and gives one row of numbers for each."""
+    """Captures and runs CUDA graphs of a model with the inputs ids, mask and possibly types, and a vector per row."""
 
     def __init__(self, model: TorchModel, device: Any) -> None:
         self._call = model.call
         self._inputs = len(model.inputs)
-        self._planes = max(1, self._inputs - 1)  # ids, which tell the mask, and types
+        self._planes = max(1, self._inputs - 1)  # ids, which also define the mask, and types
         self._device = device
         self._graphs: dict[Shape, Any] = {}
         self._buckets = ShapeBuckets(0, 0)
@@ -83,10 +85,10 @@ class TokenGraphs:
         self._given: Any = None  # on the device, as large as the largest shape
         self._answer: Any = None
         self._launching = threading.Lock()
-        self._free: list[_HostBuffers] = []  # as many as were ever in use at once
+        self._free: list[_HostBuffers] = []  # buffers that no thread uses now
 
     def capture(self, buckets: ShapeBuckets) -> None:
-        """What cannot be captured, or not in time, runs without a graph."""
+        """Capture a graph per shape. Shapes whose capture fails or takes too long run without a graph."""
         self._buckets = buckets
         shapes = buckets.shapes()
         started = time.monotonic()
@@ -96,8 +98,8 @@ class TokenGraphs:
             reason = self._capture_all(shapes, started + MOST_CAPTURE_S) if shapes else ""
             torch.cuda.empty_cache()
             taken = free_before - torch.cuda.mem_get_info(self._device)[0]
-        tell = log.warning if reason else log.info
-        tell(
+        write = log.warning if reason else log.info
+        write(
             "graphs_captured",
             graphs=len(self._graphs),
             of=len(shapes),
@@ -107,16 +109,16 @@ class TokenGraphs:
         )
 
     def _capture_all(self, shapes: Sequence[Shape], end: float) -> str:
-        """Why not all were; empty: they were."""
+        """Capture the graphs; return why some are missing, or an empty text."""
         pool = torch.cuda.graph_pool_handle()
         largest = max(rows * length for rows, length in shapes)
         most_rows = max(rows for rows, _ in shapes)
         try:
             with torch.cuda.stream(self._stream):
                 self._given = torch.zeros(self._planes * largest, dtype=torch.int32, device=self._device)
-                # Else a model that finds nothing padded leaves the mask out, and other kernels would be loaded.
+                # The capture needs some padding: without it, a model may skip the mask and use other kernels.
                 self._given[1] = PADDING
-                found = self._compute(shapes[-1])
+                found = self._compute_rows(shapes[-1])
                 self._answer = torch.zeros((most_rows, found.shape[1]), dtype=found.dtype, device=self._device)
                 for shape in shapes:
                     free, total = torch.cuda.mem_get_info(self._device)
@@ -125,39 +127,39 @@ class TokenGraphs:
                     if time.monotonic() > end:
                         return f"{MOST_CAPTURE_S:g} s were not enough"
                     self._graphs[shape] = self._capture_one(shape, pool)
-        except RuntimeError as error:  # out of memory, or what a graph cannot hold
-            return brief(error)
+        except RuntimeError as error:  # out of memory, or an operation that a graph does not support
+            return brief_message(error)
         return ""
 
     def _capture_one(self, shape: Shape, pool: Any) -> Any:
-        self._compute(shape)  # kernels are loaded, and chosen, by their first run
+        self._compute_rows(shape)  # the first run loads and selects the kernels
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Another model of this process may allocate memory meanwhile.
+        # thread_local, because another model in this process may allocate memory meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            self._answer[: shape[0]].copy_(self._compute(shape))
+            self._answer[: shape[0]].copy_(self._compute_rows(shape))
         finally:
             graph.capture_end()
         return graph
 
-    def _compute(self, shape: Shape) -> Any:
+    def _compute_rows(self, shape: Shape) -> Any:
         rows, length = shape
         given = self._given[: self._planes * rows * length].view(self._planes, rows, length)
         return self._call(unpack(given, self._inputs))
 
     def run(self, given: Sequence[Array]) -> Array | None:
-        """`given` are ids and, of pairs, types. None: there is no graph for this shape."""
+        """Run the model on ids and possibly types; return None if there is no graph for their shape."""
         rows, length = given[0].shape
         shape = self._buckets.fit(rows, length)
         graph = self._graphs.get(shape)
         if graph is None:
             return None
-        host = self._take_host()
+        host = self._take_host_buffers()
         size = self._planes * shape[0] * shape[1]
-        fill(host.given[:size].view(self._planes, *shape).numpy(), given)
+        fill_padded(host.given[:size].view(self._planes, *shape).numpy(), given)
         done = host.awake if size <= AWAKE_TOKENS else host.asleep
-        # What is made in inference mode can be written to in inference mode alone.
+        # Inference mode, because tensors that were created in this mode can be written only in this mode.
         with self._launching, torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             self._given[:size].copy_(host.given[:size], non_blocking=True)
             graph.replay()
@@ -168,7 +170,7 @@ class TokenGraphs:
         self._free.append(host)
         return found
 
-    def _take_host(self) -> _HostBuffers:
+    def _take_host_buffers(self) -> _HostBuffers:
         try:
             return self._free.pop()
         except IndexError:
@@ -176,8 +178,8 @@ class TokenGraphs:
                 return _HostBuffers.make(len(self._given), self._answer)
 
 
-def on_device(given: Sequence[Array], count: int, device: Any) -> list[Any]:
-    """The model's inputs of such rows, without a graph."""
+def copy_to_device(given: Sequence[Array], count: int, device: Any) -> list[Any]:
+    """Copy rows that run without a graph to the device; return the model's inputs."""
     rows = np.zeros((max(1, count - 1), *given[0].shape), np.int32)
-    fill(rows, given)
+    fill_padded(rows, given)
     return unpack(torch.from_numpy(rows).to(device), count)

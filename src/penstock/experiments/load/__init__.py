@@ -1,1 +1,1 @@
-"""The load generator."""
+"""The load generator: sends requests to a server, and measures throughput and latency."""

@@ -1,4 +1,4 @@
-"""How a request travels from the load generator: gRPC unary, gRPC streams, or REST."""
+"""Drivers that send the load generator's requests over unary gRPC, gRPC streams or REST."""
 
 import asyncio
 import ssl
@@ -20,14 +20,14 @@ MESSAGE_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_mess
 
 
 class Rejected(Exception):
-    """The server answered with an error."""
+    """The server answered a request with an error; the message is the reason."""
 
 
 class Driver(Protocol):
     async def open(self, concurrency: int) -> None: ...
 
     async def call(self, slot: int, number: int) -> None:
-        """Sends request `number`; returns when it is answered, raises Rejected."""
+        """Send request `number` and wait for its answer. Raise `Rejected` if the server answers with an error."""
         ...
 
     async def close(self) -> None: ...
@@ -37,7 +37,7 @@ class UnaryDriver:
     def __init__(self, target: str, messages: list[bytes], method: str = INFER, channels: Channels = PLAIN) -> None:
         self._messages = messages
         self._channel = channels.open(target, MESSAGE_OPTIONS)
-        # Requests are bytes already and answers are not looked into: the server is measured, not this.
+        # Requests are serialized in advance and answers are not parsed, so that the client needs little CPU.
         self._call = self._channel.unary_unary(method)
 
     async def open(self, concurrency: int) -> None:
@@ -54,7 +54,7 @@ class UnaryDriver:
 
 
 class StreamDriver:
-    """A few bidirectional streams carry all requests; answers come as they are done, matched by id."""
+    """Sends requests over a few bidirectional gRPC streams; answers come in any order and are matched by id."""
 
     most = 4  # streams
 
@@ -77,10 +77,10 @@ class StreamDriver:
     async def call(self, slot: int, number: int) -> None:
         identity = str(number)
         future = self._pending[identity] = asyncio.get_running_loop().create_future()
-        # Field 3 appended to the built message: the request's id.
+        # Append field 3, the request's id, to the serialized message.
         tail = b"\x1a" + bytes([len(identity)]) + identity.encode()
         self._outboxes[slot % len(self._outboxes)].put_nowait(self._messages[number % len(self._messages)] + tail)
-        timer = asyncio.get_running_loop().call_later(TIMEOUT_S, self._settle, identity, "timeout")
+        timer = asyncio.get_running_loop().call_later(TIMEOUT_S, self._complete_call, identity, "timeout")
         try:
             await future
         finally:
@@ -100,13 +100,15 @@ class StreamDriver:
         try:
             async for answer in call:
                 found = answer.infer_response
-                self._settle(found.id, found.parameters["penstock-code"].string_param if answer.error_message else None)
+                self._complete_call(
+                    found.id, found.parameters["penstock-code"].string_param if answer.error_message else None
+                )
         except grpc.aio.AioRpcError as error:
-            # What else was on this stream is not known apart: all that waits ends with it.
+            # Requests do not record their stream, so all pending requests fail.
             for identity in list(self._pending):
-                self._settle(identity, error.code().name)
+                self._complete_call(identity, error.code().name)
 
-    def _settle(self, identity: str, refusal: str | None) -> None:
+    def _complete_call(self, identity: str, refusal: str | None) -> None:
         future = self._pending.pop(identity, None)
         if future is None or future.done():
             return
@@ -117,7 +119,7 @@ class StreamDriver:
 
 
 class RestDriver:
-    """Kept connections, one request at a time on each; a call takes one that is free."""
+    """Sends REST requests over persistent connections; each call takes a free connection for one request."""
 
     def __init__(self, target: str, messages: list[bytes], context: ssl.SSLContext | None = None) -> None:
         self._messages = messages
@@ -151,7 +153,7 @@ class RestDriver:
 
     async def _take(self) -> "HttpConnection":
         connection = self._free.pop() if self._free else await self._connect()
-        if connection.is_lost:  # kept too long between windows
+        if connection.is_lost:  # the server closed it between windows
             connection = await self._connect()
         return connection
 

@@ -1,4 +1,4 @@
-"""The load generator as its user sees it: several processes that load one target together."""
+"""The load generator: several processes that send load to one target."""
 
 import json
 import subprocess
@@ -9,39 +9,39 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.core.errors import InternalError, Unavailable
-from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, command_line, merge_outcomes
-from penstock.experiments.processes import Running
+from penstock.experiments.load.load_process import LoadSpec, Window, WindowOutcome, command_line, merge_outcomes
+from penstock.experiments.processes import ChildProcess
 
-APART = 1_009  # messages, from where one process begins to where the next does
-HEAD_START_S = 0.05  # from the command to the first request: all processes have it by then
+OFFSET = 1_009  # distance in messages between the first messages of two processes
+HEAD_START_S = 0.05  # time from the command to the first request, so that all processes start together
 
 
 class Generator(ExitStack):
-    """Use it as a context. Concurrency and rate are shared out; one caller needs one process."""
+    """A context manager that divides a load among several processes; a load of one caller uses one process."""
 
     def __init__(self, spec: LoadSpec, processes: int = 1) -> None:
         super().__init__()
         share = replace(spec, connections=max(1, -(-spec.connections // processes)))
-        self._processes: list[_Process] = []
+        self._processes: list[_LoadProcess] = []
         try:
             for index in range(processes):
-                of_process = replace(share, first=spec.first + index * APART)
-                self._processes.append(self.enter_context(_Process(of_process)))
+                process_spec = replace(share, first=spec.first + index * OFFSET)
+                self._processes.append(self.enter_context(_LoadProcess(process_spec)))
             for process in self._processes:
                 if reason := process.answer().get("failed"):
-                    raise Unavailable(f"{spec.target}: {reason}: does a server listen there?")
+                    raise Unavailable(f"{spec.target}: {reason}: is a server running there?")
         except BaseException:
             self.close()
             raise
 
     def run(self, window: Window) -> WindowOutcome:
-        """One window; what was sent and the CPU time are those of the whole run, warm-up included."""
+        """Measure one window. The counts of sent requests and of CPU seconds include the warm-up."""
         (outcome,), totals = self._run(replace(window, most=1), lambda outcomes: True)
         outcome.sent, outcome.cpu_s = totals
         return outcome
 
     def run_until(self, window: Window, is_enough: Callable[[Sequence[WindowOutcome]], bool]) -> list[WindowOutcome]:
-        """Window after window under one continuous load, `window.most` of them at most."""
+        """Measure windows under one continuous load until `is_enough` returns True, at most `window.most`."""
         return self._run(window, is_enough)[0]
 
     def _run(
@@ -64,10 +64,10 @@ class Generator(ExitStack):
         return outcomes, (sum(end["sent"] for end in ends), sum(end["cpu_s"] for end in ends))
 
 
-class _Process(Running):
+class _LoadProcess(ChildProcess):
     def __init__(self, spec: LoadSpec) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        super().__init__(command_line(spec), None, without_ctrl_c=True, **pipes)
+        super().__init__(command_line(spec), None, ignores_ctrl_c=True, **pipes)
 
     def send(self, command: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -83,7 +83,7 @@ class _Process(Running):
         return found
 
     def last(self) -> dict[str, Any]:
-        """The totals, past a window that ended while it was told to stop."""
+        """Return the process's totals; skip a window that ended after the stop command was sent."""
         while "latencies" in (found := self.answer()):
             pass
         return found

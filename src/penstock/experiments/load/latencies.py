@@ -1,4 +1,4 @@
-"""How long requests took: a histogram of high resolution that is small on a pipe and can be merged."""
+"""Latencies in a high-resolution histogram, which is compact and can be merged with other histograms."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from hdrh.histogram import HdrHistogram
 
 LONGEST_US = 3_600_000_000
-DIGITS = 3  # significant: a value is right to a thousandth
+DIGITS = 3  # significant digits
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 
 class Latencies:
-    """In seconds at its door, in whole microseconds inside."""
+    """A histogram of latencies, given in seconds and stored in whole microseconds."""
 
     def __init__(self, seconds: Iterable[float] = ()) -> None:
         self._histogram: Any = HdrHistogram(1, LONGEST_US, DIGITS)
@@ -35,7 +35,7 @@ class Latencies:
         return float(self._histogram.get_max_value()) / 1000 if len(self) else float("nan")
 
     def summary_ms(self) -> dict[str, float]:
-        """mean, p50 … p99.9, max."""
+        """Return the mean, p50 … p99.9 and the maximum in milliseconds."""
         if not len(self):
             return dict.fromkeys(("mean", *map(_percentile_name, PERCENTILES), "max"), float("nan"))
         found = self._histogram.get_percentile_to_value_dict(PERCENTILES)
@@ -43,7 +43,7 @@ class Latencies:
         return {"mean": float(self._histogram.get_mean_value()) / 1000, **percentiles, "max": self.highest_ms}
 
     def encode(self) -> str:
-        """HdrHistogram's own compressed form, which its tools in other languages read, too."""
+        """Return HdrHistogram's compressed form, which HdrHistogram's libraries in other languages can read."""
         return bytes(self._histogram.encode()).decode("ascii")
 
     @classmethod

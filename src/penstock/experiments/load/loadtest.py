@@ -1,4 +1,4 @@
-"""A load test of a running server: one step after another, each until it is steady."""
+"""A load test of a running server: measures each step of load until the figures are steady."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.process import LoadSpec, TextSpec, Window, write_messages
+from penstock.experiments.load.load_process import LoadSpec, TextSpec, Window, write_messages
 from penstock.experiments.load.steady import Measured, is_enough, measured
 from penstock.experiments.load.tokens import summarize
 
-BUSY = 0.8  # of its core: beyond it the generator may be what was measured
-OPEN_CONNECTIONS = 512  # of an open loop over REST: how many requests may be under way
+BUSY = 0.8  # CPU share of a process above which the load generator itself may limit the figures
+OPEN_CONNECTIONS = 512  # maximum concurrent requests of an open loop over REST
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +20,25 @@ class LoadTest:
     protocol: str  # grpc, stream, rest
     target: str
     messages: Sequence[bytes]
-    items: int  # in a request: texts, pairs, images or rows
+    items: int  # texts, pairs, images or rows per request
     concurrency: Sequence[int] = ()  # the steps of a closed loop
-    rates: Sequence[float] = ()  # or those of an open loop
+    rates: Sequence[float] = ()  # or the steps of an open loop
     window_s: float = 2.0
     warm_up_s: float = 1.0
     most_windows: int = 10
     processes: int = 1
-    key: str = field(default="", repr=False)  # shown over gRPC
-    tls: tuple[str, str, str] | None = None  # as a LoadSpec has it
-    text: TextSpec | None = None  # so, too
+    key: str = field(default="", repr=False)  # API key for gRPC; REST messages contain theirs
+    tls: tuple[str, str, str] | None = None  # as in LoadSpec
+    text: TextSpec | None = None  # as in LoadSpec
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
     concurrency: int  # 0 in an open loop
-    rate: float  # asked for; 0 in a closed loop
+    rate: float  # requested; 0 in a closed loop
     items: int
     measured: Measured
-    has_bounds: bool = False  # of what is good
+    has_bounds: bool = False  # True: goodput is measured
 
     @property
     def is_generator_busy(self) -> bool:

@@ -1,9 +1,9 @@
-"""Query-passage pairs of MS MARCO from a local path, in the forms in which it is given out.
+"""Read query-passage pairs of MS MARCO from a local path, in the formats in which MS MARCO is distributed.
 
-A TSV file, plain or gzipped: `triples.*` (query, passage, passage), `top1000.*` (qid, pid, query, passage).
-A folder with `collection.tsv`, `queries.*.tsv` and `qrels.*.tsv`, joined by their ids.
-A Parquet file, or a folder of them: `query` with `passages.passage_text` and `passages.is_selected`, or `query` with
-`positive` or `passage`.
+- A TSV file, plain or gzipped: `triples.*` (query, passage, passage) or `top1000.*` (qid, pid, query, passage).
+- A folder with `collection.tsv`, `queries.*.tsv` and `qrels.*.tsv`, joined by their ids.
+- A Parquet file or a folder of Parquet files: `query` with `passages.passage_text` and `passages.is_selected`, or
+  `query` with `positive` or `passage`.
 """
 
 import gzip
@@ -20,69 +20,71 @@ FORMS = "triples.*.tsv, top1000.*.tsv, a folder with collection.tsv, queries.*.t
 
 
 def read_pairs(path: Path, most: int = MOST_PAIRS) -> list[Pair]:
-    """The first `most` pairs, in the file's order."""
+    """Return the first `most` pairs, in the order of the file."""
     try:
-        pairs = list(islice(_pairs(path, most), most))
+        pairs = list(islice(_read_any_format(path, most), most))
     except FileNotFoundError as error:
         raise InvalidRequest(f"{error.filename}: no such file or folder") from error
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path}: cannot be read: {error}") from error
     if not pairs:
-        raise InvalidRequest(f"{path}: no query-passage pairs in it; expected {FORMS}")
+        raise InvalidRequest(f"{path}: no query-passage pairs; expected {FORMS}")
     return pairs
 
 
-def _pairs(path: Path, most: int) -> Iterator[Pair]:
+def _read_any_format(path: Path, most: int) -> Iterator[Pair]:
     if path.is_dir():
         parquet = sorted(path.rglob("*.parquet"))
         if parquet:
             for file in parquet:
-                yield from _parquet_pairs(file)
+                yield from _read_parquet_pairs(file)
         else:
-            yield from _joined_pairs(path, most)
+            yield from _join_pairs(path, most)
     elif path.suffix == ".parquet":
-        yield from _parquet_pairs(path)
+        yield from _read_parquet_pairs(path)
     else:
-        yield from _tsv_pairs(path)
+        yield from _read_tsv_pairs(path)
 
 
-def _tsv_pairs(file: Path) -> Iterator[Pair]:
-    for number, cells in _rows(file):
+def _read_tsv_pairs(file: Path) -> Iterator[Pair]:
+    for number, cells in _read_rows(file):
         if len(cells) == 4 and cells[0].isdigit() and cells[1].isdigit():
             yield cells[2], cells[3]
         elif len(cells) == 3 and not all(cell.isdigit() for cell in cells):
             yield cells[0], cells[1]
         else:
-            raise InvalidRequest(f"{file}, line {number}: {len(cells)} columns that are no pair; expected {FORMS}")
+            raise InvalidRequest(
+                f"{file}, line {number}: {len(cells)} columns are not a query-passage pair; expected {FORMS}"
+            )
 
 
-def _joined_pairs(folder: Path, most: int) -> Iterator[Pair]:
-    found = {kind: _find(folder, kind) for kind in ("collection", "queries", "qrels")}
+def _join_pairs(folder: Path, most: int) -> Iterator[Pair]:
+    found = {kind: _find_file(folder, kind) for kind in ("collection", "queries", "qrels")}
     if missing := [kind for kind, file in found.items() if file is None]:
-        raise InvalidRequest(f"{folder}: no {missing[0]}*.tsv in it; expected {FORMS}")
+        raise InvalidRequest(f"{folder}: no {missing[0]}*.tsv in this folder; expected {FORMS}")
     collection, queries, qrels = (file for file in found.values() if file is not None)
-    # The collection has millions of passages: only those of the first judgements are kept.
-    text_of = dict(_texts(queries))
-    wanted = list(islice(((qid, pid) for qid, pid in _judgements(qrels) if qid in text_of), most))
-    passages = _pick(_texts(collection), {pid for _, pid in wanted})
+    # The collection has millions of passages, so only those of the first judgements are loaded.
+    text_of = dict(_read_texts(queries))
+    wanted = list(islice(((qid, pid) for qid, pid in _read_judgements(qrels) if qid in text_of), most))
+    passages = _pick_texts(_read_texts(collection), {pid for _, pid in wanted})
     return ((text_of[qid], passages[pid]) for qid, pid in wanted if pid in passages)
 
 
-def _find(folder: Path, kind: str) -> Path | None:
+def _find_file(folder: Path, kind: str) -> Path | None:
     files = (file for file in folder.iterdir() if file.name.startswith(kind) and ".tsv" in file.suffixes)
     return min(files, default=None)
 
 
-def _texts(file: Path) -> Iterator[tuple[str, str]]:
-    for number, cells in _rows(file):
+def _read_texts(file: Path) -> Iterator[tuple[str, str]]:
+    for number, cells in _read_rows(file):
         if len(cells) != 2:
             raise InvalidRequest(f"{file}, line {number}: {len(cells)} columns; expected an id and a text")
         yield cells[0], cells[1]
 
 
-def _judgements(file: Path) -> Iterator[tuple[str, str]]:
-    """qid, 0, pid, relevance: tabs in MS MARCO's own files, spaces in TREC's."""
-    for number, cells in _rows(file):
+def _read_judgements(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the ids of relevant pairs. Lines are qid, 0, pid, relevance, with tabs (MS MARCO) or spaces (TREC)."""
+    for number, cells in _read_rows(file):
         fields = cells if len(cells) == 4 else cells[0].split()
         if len(fields) != 4:
             raise InvalidRequest(f"{file}, line {number}: expected qid, 0, pid and a relevance")
@@ -90,7 +92,7 @@ def _judgements(file: Path) -> Iterator[tuple[str, str]]:
             yield fields[0], fields[2]
 
 
-def _pick(texts: Iterable[tuple[str, str]], wanted: set[str]) -> dict[str, str]:
+def _pick_texts(texts: Iterable[tuple[str, str]], wanted: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for identity, text in texts:
         if identity in wanted:
@@ -100,20 +102,20 @@ def _pick(texts: Iterable[tuple[str, str]], wanted: set[str]) -> dict[str, str]:
     return found
 
 
-def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    with _open(file) as stream:
+def _read_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    with _open_text(file) as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
                 yield number, line.rstrip("\n").split("\t")
 
 
-def _open(file: Path) -> TextIO:
+def _open_text(file: Path) -> TextIO:
     if file.suffix == ".gz":
         return gzip.open(file, "rt", encoding="utf-8", newline="\n")
     return file.open(encoding="utf-8", newline="\n")
 
 
-def _parquet_pairs(file: Path) -> Iterator[Pair]:
+def _read_parquet_pairs(file: Path) -> Iterator[Pair]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -129,13 +131,13 @@ def _parquet_pairs(file: Path) -> Iterator[Pair]:
             )
         for batch in table.iter_batches(1024, columns=["query", passage]):
             for row in batch.to_pylist():
-                yield from _row_pairs(row["query"], row[passage])
+                yield from _pair_with_passages(row["query"], row[passage])
     except pyarrow.ArrowException as error:
-        raise InvalidRequest(f"{file}: is no Parquet file that can be read: {error}") from error
+        raise InvalidRequest(f"{file}: not a readable Parquet file: {error}") from error
 
 
-def _row_pairs(query: str, passages: Any) -> Iterator[Pair]:
-    """Of many passages the selected ones; the first where none was."""
+def _pair_with_passages(query: str, passages: Any) -> Iterator[Pair]:
+    """Yield pairs of a query with its selected passages, or with the first passage if none is selected."""
     if isinstance(passages, str):
         yield query, passages
         return

@@ -1,4 +1,4 @@
-"""The requests that load carries: texts, query-passage pairs, photographs or a tensor; built once, as bytes."""
+"""Build the requests of a load as bytes: texts, query-passage pairs, photographs or a tensor."""
 
 import json
 import random
@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.experiments.load.msmarco import read_pairs
+from penstock.experiments.load.msmarco import Pair, read_pairs
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import mixed, passages, queries
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -40,8 +40,8 @@ class Payload:
         return bytes(self.message().SerializeToString())
 
     def rest(self, key: str = "") -> bytes:
-        """A whole HTTP/1.1 request with the tensors in binary, both ways."""
-        described = [
+        """Return an HTTP/1.1 request that contains binary tensors and asks for binary outputs."""
+        inputs = [
             {
                 "name": tensor.name,
                 "datatype": tensor.datatype,
@@ -50,16 +50,16 @@ class Payload:
             }
             for tensor in self.inputs
         ]
-        header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+        header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
         body = b"".join([header, *(tensor.data for tensor in self.inputs)])
-        further = f"Inference-Header-Content-Length: {len(header)}\r\n"
-        return http_post(f"/v2/models/{self.model}/infer", body, "application/octet-stream", key, further)
+        headers = f"Inference-Header-Content-Length: {len(header)}\r\n"
+        return http_post(f"/v2/models/{self.model}/infer", body, "application/octet-stream", key, headers)
 
 
-def http_post(path: str, body: bytes, content_type: str, key: str, further: str = "") -> bytes:
-    """A whole HTTP/1.1 request; `further` are lines of headers."""
-    shown = f"Authorization: Bearer {key}\r\n" if key else ""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n{further}{shown}"
+def http_post(path: str, body: bytes, content_type: str, key: str, headers: str = "") -> bytes:
+    """Return the bytes of an HTTP/1.1 POST request. `headers` are additional header lines."""
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n{headers}{authorization}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -72,25 +72,27 @@ def encode(payloads: Iterable[Payload], protocol: str, key: str = "") -> list[by
     return [payload.rest(key) if protocol == "rest" else payload.grpc() for payload in payloads]
 
 
-def build(kind: str, model: str, batch_size: int = 1, msmarco: Path | None = None) -> list[Payload]:
-    """Requests of `batch_size` items each; `pairs` count as one item and are two texts.
+def build_built_in_payloads(kind: str, model: str, batch_size: int = 1, msmarco: Path | None = None) -> list[Payload]:
+    """Return requests of built-in data with `batch_size` items each. A pair of two texts counts as one item.
 
-    Texts are those of the package, or those of MS MARCO where its path is given.
+    Texts come from MS MARCO if its path is given, otherwise from the package.
     """
     if kind == "noop":
         return [noop(model, batch_size)]
     if kind == "photos":
-        return of_columns(model, {"image": photos()}, batch_size)
+        return payloads_from_columns(model, {"image": photos()}, batch_size)
     if kind not in TEXTS:
-        raise InvalidRequest(f"unknown data '{kind}'; there are {', '.join(KINDS)}")
-    requests = (list(chain.from_iterable(group)) for group in _groups(_text_items(kind, msmarco), batch_size))
-    return [Payload(model, (_tensor("text", (len(texts),), texts),)) for texts in requests]
+        raise InvalidRequest(f"unknown data '{kind}'; choose one of {', '.join(KINDS)}")
+    requests = (
+        list(chain.from_iterable(group)) for group in _split_into_groups(_list_text_items(kind, msmarco), batch_size)
+    )
+    return [Payload(model, (_build_tensor("text", (len(texts),), texts),)) for texts in requests]
 
 
-def _text_items(kind: str, msmarco: Path | None) -> list[tuple[str, ...]]:
+def _list_text_items(kind: str, msmarco: Path | None) -> list[tuple[str, ...]]:
     if kind == "mixed" and msmarco is None:
         return [(text,) for text in mixed(COUNT, 0)]
-    pairs = read_pairs(msmarco) if msmarco else list(zip(queries(), passages(), strict=True))
+    pairs = text_pairs(msmarco)
     if kind == "pairs":
         return list(pairs)
     asked, given = ([(pair[side],) for pair in pairs] for side in (0, 1))
@@ -101,21 +103,28 @@ def _text_items(kind: str, msmarco: Path | None) -> list[tuple[str, ...]]:
     return list(both)
 
 
-def of_columns(model: str, columns: Mapping[str, Sequence[str | bytes]], items: int) -> list[Payload]:
-    """Requests of `items` rows with a tensor for each column; the last is filled from the beginning."""
-    groups = zip(*(_groups(values, items) for values in columns.values()), strict=True)
+def text_pairs(msmarco: Path | None = None) -> list[Pair]:
+    """Return query-passage pairs of MS MARCO if its path is given, otherwise of the package."""
+    return read_pairs(msmarco) if msmarco else list(zip(queries(), passages(), strict=True))
+
+
+def payloads_from_columns(model: str, columns: Mapping[str, Sequence[str | bytes]], items: int) -> list[Payload]:
+    """Return requests of `items` rows with one tensor per column. Fill up the last request from the first rows."""
+    groups = zip(*(_split_into_groups(values, items) for values in columns.values()), strict=True)
     return [
-        Payload(model, tuple(_tensor(name, (items, 1), values) for name, values in zip(columns, group, strict=True)))
+        Payload(
+            model, tuple(_build_tensor(name, (items, 1), values) for name, values in zip(columns, group, strict=True))
+        )
         for group in groups
     ]
 
 
-def _groups(items: Sequence[T], size: int) -> Iterator[list[T]]:
-    """Every item at least once; the last group is filled from the beginning."""
+def _split_into_groups(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    """Divide all items into groups of `size`. Fill up the last group from the first items."""
     count = -(-len(items) // size)
     endless = cycle(items)
     return (list(islice(endless, size)) for _ in range(count))
 
 
-def _tensor(name: str, shape: tuple[int, ...], values: Sequence[str | bytes]) -> Tensor:
+def _build_tensor(name: str, shape: tuple[int, ...], values: Sequence[str | bytes]) -> Tensor:
     return Tensor(name, "BYTES", shape, pack_bytes(list(values)))

@@ -1,20 +1,20 @@
-"""When a measurement may stop: three windows in a row that agree."""
+"""Decide when a measurement is steady: when three windows in a row agree."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.experiments.load.process import WindowOutcome
+from penstock.experiments.load.load_process import WindowOutcome
 
 AGREEING = 3
 WITHIN = 0.10
 
 
 class NothingAnswered(Exception):
-    """The server refused every request; its message counts why."""
+    """The server refused every request; the message counts the refusals by reason."""
 
     def __init__(self, rejected: Mapping[str, int]) -> None:
         counts = count_refusals(rejected)
-        super().__init__(f"every request was refused: {counts}" if counts else "no request was answered in time")
+        super().__init__(f"every request was refused: {counts}" if counts else "every request timed out")
 
 
 def count_refusals(rejected: Mapping[str, int]) -> str:
@@ -23,7 +23,7 @@ def count_refusals(rejected: Mapping[str, int]) -> str:
 
 @dataclass(slots=True)
 class Measured(WindowOutcome):
-    """The windows that count, taken together, and whether they agreed."""
+    """The sum of the windows that count, and whether these windows agreed."""
 
     windows: Sequence[WindowOutcome] = ()
     is_steady: bool = False
@@ -51,7 +51,10 @@ def is_steady(outcomes: Sequence[WindowOutcome], within: float = WITHIN) -> bool
 
 
 def agree(parts: Sequence[WindowOutcome], within: float = WITHIN) -> bool:
-    """In requests a second and the median latency; of generated text in tokens a second and the time between them."""
+    """Return True if the windows agree in throughput and median latency.
+
+    For generated text, compare tokens per second and the median time between tokens.
+    """
     rates = [part.pace for part in parts]
     medians = [part.median_ms for part in parts]
     return all(rates) and spread(rates) <= within and spread(medians) <= within
@@ -62,12 +65,12 @@ def is_enough(outcomes: Sequence[WindowOutcome]) -> bool:
 
 
 def is_hopeless(outcomes: Sequence[WindowOutcome]) -> bool:
-    """All that was sent in the last window was refused."""
+    """Return True if the server refused every request of the last window."""
     return not outcomes[-1].answered and not outcomes[-1].pace and bool(outcomes[-1].rejected)
 
 
 def spread(values: Sequence[float]) -> float:
-    """The furthest value's distance from the mean, as a share of it."""
+    """Return the distance of the furthest value from the mean, divided by the mean."""
     mean = sum(values) / len(values)
     return max(abs(value - mean) for value in values) / mean if mean else 0.0
 

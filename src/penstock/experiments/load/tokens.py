@@ -1,4 +1,4 @@
-"""What a load on a model that generates text came to: first tokens, times between tokens, and what was good enough."""
+"""Figures of a load on a model that generates text: first tokens, times between tokens and goodput."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,15 +7,15 @@ from typing import Any
 from penstock.core.errors import InvalidRequest
 from penstock.experiments.load.latencies import Latencies
 
-FIRST, TOKEN, WHOLE = "ttft", "tpot", "e2el"  # as people name the bounds of goodput
-BOUNDS = f"{FIRST} (first token), {TOKEN} (each token after it, in the mean) and {WHOLE} (the whole answer)"
+FIRST, TOKEN, WHOLE = "ttft", "tpot", "e2el"  # common names of the bounds of goodput
+BOUNDS = f"{FIRST} (first token), {TOKEN} (mean time between tokens) and {WHOLE} (whole answer)"
 
 
 @dataclass(slots=True)
 class AnswerPace:
-    """One answer as it comes."""
+    """The arrival times of the tokens of one answer."""
 
-    intended: float  # when its request was to be sent
+    intended: float  # intended send time of its request
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
@@ -23,18 +23,18 @@ class AnswerPace:
 
 @dataclass(slots=True)
 class TokenFigures:
-    """Of one window: tokens that came in it, whenever their requests were sent; answers that ended in it."""
+    """The tokens that arrived and the answers that ended in one window."""
 
     tokens: int = 0
-    prompt_tokens: int = 0  # of answers that ended
-    ended_tokens: int = 0  # in those
-    good: int = 0  # of those: within all bounds
-    first: Latencies = field(default_factory=Latencies)  # from the intended sending to the first token
-    between: Latencies = field(default_factory=Latencies)  # one for each token after it
-    per_token: Latencies = field(default_factory=Latencies)  # one for each answer: the mean of its times between
+    prompt_tokens: int = 0  # of the answers that ended
+    ended_tokens: int = 0  # generated tokens of the answers that ended
+    good: int = 0  # answers that ended within all bounds
+    first: Latencies = field(default_factory=Latencies)  # from the intended send time to the first token
+    between: Latencies = field(default_factory=Latencies)  # one value per token after the first
+    per_token: Latencies = field(default_factory=Latencies)  # one value per answer: its mean time between tokens
 
-    def heard(self, answer: AnswerPace, new: int, now: float) -> None:
-        """So many tokens of a streamed answer came together."""
+    def add_tokens(self, answer: AnswerPace, new: int, now: float) -> None:
+        """Count `new` tokens of a streamed answer that arrived together."""
         if answer.tokens:
             self.between.record((now - answer.last) / new, new)
         else:
@@ -44,17 +44,19 @@ class TokenFigures:
         answer.last = now
         self.tokens += new
 
-    def ended(self, answer: AnswerPace, told: tuple[int, int] | None, now: float, bounds: Mapping[str, float]) -> None:
-        """`told` are the tokens of prompt and answer, as the server counts them."""
-        prompt, generated = told or (0, answer.tokens)
-        self.tokens += generated - answer.tokens  # what came without being told apart, or whole
+    def end_answer(
+        self, answer: AnswerPace, usage: tuple[int, int] | None, now: float, bounds: Mapping[str, float]
+    ) -> None:
+        """Count a completed answer. `usage` is the server's count of the tokens of prompt and answer."""
+        prompt, generated = usage or (0, answer.tokens)
+        self.tokens += generated - answer.tokens  # tokens that were not counted when they arrived
         self.prompt_tokens += prompt
         self.ended_tokens += generated
         if answer.first:
             per_token = (answer.last - answer.first) / max(1, generated - 1)
-        else:  # it came whole: nobody but the server knows when its first token was there
+        else:  # the answer came whole, so the time of its first token is unknown
             per_token = (now - answer.intended) / max(1, generated)
-        if per_token:  # all came at once
+        if per_token:  # 0 if all tokens arrived together
             self.per_token.record(per_token)
         took = {FIRST: answer.first - answer.intended, TOKEN: per_token, WHOLE: now - answer.intended}
         self.good += all(took[name] * 1000 <= bound for name, bound in bounds.items())
@@ -79,7 +81,7 @@ _TIMES = ("first", "between", "per_token")
 
 
 def summarize(found: TokenFigures, answered: int, seconds: float, has_bounds: bool) -> dict[str, Any]:
-    """Figures as people know them; what was not measured is none."""
+    """Compute the figures of generated text; a figure that was not measured is None."""
     rates = {"p50": 50.0, "p10": 90.0, "p1": 99.0}  # the slowest tokens are the lowest rates
     per_token = found.per_token
     return {
@@ -100,7 +102,7 @@ def summarize(found: TokenFigures, answered: int, seconds: float, has_bounds: bo
 
 
 def parse_bounds(text: str, is_streamed: bool) -> dict[str, float]:
-    """`ttft:500,tpot:50,e2el:5000`, in milliseconds."""
+    """Parse bounds in milliseconds such as `ttft:500,tpot:50,e2el:5000`."""
     found: dict[str, float] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, bound = part.partition(":")
@@ -111,5 +113,5 @@ def parse_bounds(text: str, is_streamed: bool) -> dict[str, float]:
         if name not in (FIRST, TOKEN, WHOLE) or found[name] <= 0:
             raise InvalidRequest(f"--goodput {part}: expected NAME:MILLISECONDS; names are {BOUNDS}")
     if FIRST in found and not is_streamed:
-        raise InvalidRequest(f"--goodput {FIRST}: an answer that comes whole shows no first token; leave out --whole")
+        raise InvalidRequest(f"--goodput {FIRST}: whole answers have no measurable first token; leave out --whole")
     return found

@@ -1,1 +1,1 @@
-"""The best settings of a model on this machine."""
+"""Finds the best settings of a model on this machine."""

@@ -1,4 +1,4 @@
-"""The winner becomes the model's own: written into its settings; a converted file as a version of the model."""
+"""Write the winning configuration into the model's settings; for a converted file, create a new version."""
 
 import difflib
 import shutil
@@ -13,26 +13,29 @@ from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.record import Applied
 from penstock.experiments.tuning.space import Configuration
 from penstock.models.folder import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
-from penstock.models.settings_file import dotted, edit_settings
+from penstock.models.settings_file import edit_settings, flatten_keys
 
 
-def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> dict[Path, Mapping[str, Any]]:
-    """The file in which each change takes effect.
+def changes_by_file(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> dict[Path, Mapping[str, Any]]:
+    """Return the changes by the settings file in which each change takes effect.
 
-    It is model.yaml; version.yaml for what that has already, and for everything where other versions are served beside.
+    A change is written into model.yaml, or into version.yaml if version.yaml has the key already or if other versions
+    are served, too.
     """
     own = folder.path / version / VERSION_FILE
-    laid_over = dotted(yaml.safe_load(own.read_text(encoding="utf-8")) or {}) if own.is_file() else {}
+    own_settings = flatten_keys(yaml.safe_load(own.read_text(encoding="utf-8")) or {}) if own.is_file() else {}
     is_shared = folder.settings.versions != "latest" and len({*folder.versions, version}) > 1
-    inside = {key: value for key, value in changes.items() if key not in MODEL_ONLY and (is_shared or key in laid_over)}
+    inside = {
+        key: value for key, value in changes.items() if key not in MODEL_ONLY and (is_shared or key in own_settings)
+    }
     outside = {key: value for key, value in changes.items() if key not in inside}
     found = {folder.path / "model.yaml": outside, own: inside}
     return {file: part for file, part in found.items() if part}
 
 
 def apply_winner(model: TuneModel, winner: Configuration, backups: Path) -> Applied:
-    """All of it, or nothing with an error; `backups` gets the files as they were."""
-    folder = read_model_folder(model.folder.path)  # as it is now, with all its versions
+    """Write all changes, or raise an error and write none. The previous files are copied to `backups`."""
+    folder = read_model_folder(model.folder.path)  # read again, with all versions
     shipped = model.shipped()
     changes = winner.changes(shipped)
     version, is_new = model.version, False
@@ -41,11 +44,11 @@ def apply_winner(model: TuneModel, winner: Configuration, backups: Path) -> Appl
 
         version = publish_variant(folder, version, winner.variant.engine, winner.variant.precision)
         is_new = True
-        changes.pop("engine")  # is in the new version's own settings
+        changes.pop("engine")  # the new version's version.yaml has it
         if isinstance(folder.settings.versions, tuple):
             changes["versions"] = [*folder.settings.versions, int(version)]
         elif folder.settings.versions == "latest":
-            changes["versions"] = [int(version)]  # what was chosen is served until somebody chooses again
+            changes["versions"] = [int(version)]  # pin the chosen version
     try:
         applied = _write(folder, version, changes, backups, lambda: _check(model, version, winner))
     except BaseException:
@@ -60,8 +63,8 @@ def _write(
 ) -> Applied:
     backups.mkdir(parents=True, exist_ok=True)
     applied = Applied(version=version)
-    parts = places(folder, version, changes)
-    before = {file: _text(file) for file in parts}
+    parts = changes_by_file(folder, version, changes)
+    before = {file: _read_text(file) for file in parts}
     try:
         for file, part in parts.items():
             edit_settings(file, part)
@@ -70,7 +73,7 @@ def _write(
         for file, text in before.items():
             if text is None:
                 file.unlink(missing_ok=True)
-            elif _text(file) != text:
+            elif _read_text(file) != text:
                 file.write_text(text, encoding="utf-8")
         raise
     for file, text in before.items():
@@ -84,18 +87,18 @@ def _write(
 
 
 def _check(model: TuneModel, version: str, winner: Configuration) -> None:
-    """Reads the model as a server will, and finds the winner in it."""
+    """Read the model like a server; raise an error if the settings differ from the winner's settings."""
     folder = read_model_folder(model.folder.path)
     if version not in folder.versions:
         raise ConfigError(
-            f"{folder.path}: version {version} would not be served: versions is {folder.settings.versions}"
+            f"{folder.path}: version {version} would not be served, because versions is {folder.settings.versions}"
         )
     found = TuneModel(folder.of_version(version), model.variants).shipped()
     if found != winner:
         raise ConfigError(
-            f"{folder.path}: version {version} reads back as {found}, not as {winner}; it stays as it was"
+            f"{folder.path}: version {version} reads back as {found} instead of {winner}; the changes were undone"
         )
 
 
-def _text(file: Path) -> str | None:
+def _read_text(file: Path) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None

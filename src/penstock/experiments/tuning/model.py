@@ -1,13 +1,15 @@
-"""The model that is tuned: what it is shipped as, what may be chosen, and a repository for each candidate."""
+"""The model to tune: the current ("shipped") configuration, and the candidates with repositories and accuracy."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core.yaml_file import laid_over
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.yaml_file import overlay
 from penstock.engines.availability import why_not
-from penstock.engines.onnx.variants import weighted_nodes
+from penstock.engines.onnx.onnx_variants import weighted_nodes
+from penstock.experiments.tuning.record import VariantRecord
 from penstock.experiments.tuning.space import (
     Configuration,
     Space,
@@ -21,12 +23,16 @@ from penstock.experiments.tuning.space import (
 )
 from penstock.experiments.variants import Variants, settings_problem, write_repository
 from penstock.models.building import takes_texts
+from penstock.models.convert.calibration_samples import collect
+from penstock.models.convert.fidelity import Fidelity, Reference
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.publish import read_report
 from penstock.models.engine_choice.candidates import choose_by_features
 from penstock.models.folder import ModelFolder
-from penstock.models.loading import ModelFile
-from penstock.models.settings import ModelSettings
+from penstock.models.loading import ModelFile, load_model
+from penstock.models.model_yaml import ModelSettings
+from penstock.tasks.built_in import load_description
+from penstock.tasks.comparison import AnswerComparison
 from penstock.telemetry.control_groups import usable_cores
 
 ON_ONNX = (
@@ -43,16 +49,17 @@ ON_ONNX = (
 )
 ON_TORCH = (Variant("torch", "auto", "cuda"), Variant("torch", "auto"))
 TEXT_INPUTS = {"text", "query", "passage"}
-# What would hide the model's own speed from requests that repeat.
+SHARE = 2  # use every second sample that quantizing measures: accurate enough in half the time
+# Settings for measuring: a cache would hide the model's speed because requests repeat.
 AS_MEASURED: dict[str, Any] = {"versions": "latest", "cache": {"enabled": False}, "residence": {"load": "eager"}}
 
 
 class TuneModel:
-    """`folder` has one version alone."""
+    """Prepares a model for tuning. `folder` contains only the version to tune."""
 
     def __init__(self, folder: ModelFolder, variants: Variants) -> None:
         self.folder = replace(folder, settings=choose_by_features(folder.settings).settings)
-        self.variants = variants  # of the repository that it is in
+        self.variants = variants  # variants of the model's repository
 
     @property
     def version(self) -> str:
@@ -64,7 +71,7 @@ class TuneModel:
 
     def shipped(self) -> Configuration:
         settings = self.folder.settings
-        device = _device(settings)
+        device = _resolve_device(settings)
         batching = settings.on_device(device, takes_texts(settings)).batching
         return Configuration(
             settings.engine,
@@ -77,26 +84,26 @@ class TuneModel:
             batching.max_delay_ms,
         )
 
-    def space(self, inputs: set[str], under_way: int) -> tuple[Space, dict[Variant, str]]:
-        """What may be chosen, and why each variant that is left out cannot run here.
+    def space(self, inputs: set[str], in_flight: int) -> tuple[Space, dict[Variant, str]]:
+        """Return the candidates, and the reason for each variant that cannot run on this machine.
 
-        `under_way`: items of all callers' requests.
+        `in_flight` is the number of items in the requests of all callers.
         """
         shipped = self.shipped()
-        refused = {each: reason for each in self._conceivable() if (reason := self._why_not(each))}
-        variants = [shipped.variant, *(each for each in self._conceivable() if each not in refused)]
+        refused = {each: reason for each in self._list_possible_variants() if (reason := self._why_not(each))}
+        variants = [shipped.variant, *(each for each in self._list_possible_variants() if each not in refused)]
         has_lengths, cores = bool(inputs & TEXT_INPUTS), usable_cores()
         is_both = len({is_gpu(each.device) for each in variants}) > 1
         space = Space(
             shipped,
             tuple(dict.fromkeys(variants)),
             layouts(cores, shipped.variant.device),
-            budgets(shipped.max_tokens, has_lengths, under_way),
-            row_counts(shipped.max_rows, has_lengths, under_way),
+            budgets(shipped.max_tokens, has_lengths, in_flight),
+            row_counts(shipped.max_rows, has_lengths, in_flight),
             delays(shipped.max_delay_ms),
-            elsewhere(shipped, cores, has_lengths, under_way) if is_both else None,
+            elsewhere(shipped, cores, has_lengths, in_flight) if is_both else None,
         )
-        if self.folder.settings.sessions.is_stateful:  # its sessions stay with one instance
+        if self.folder.settings.sessions.is_stateful:  # a session stays with one instance
             space = Space(shipped, space.variants, (), (), (), space.delays_ms)
         return space, refused
 
@@ -110,17 +117,17 @@ class TuneModel:
         return ModelFile(file, self.folder.path / self.version, settings)
 
     def settings(self, candidate: Configuration) -> dict[str, Any]:
-        """The model's own with what the candidate changes laid over them."""
+        """Return the model's settings with the candidate's changes."""
         found: dict[str, Any] = self.folder.settings.model_dump(mode="json", exclude_unset=True)
         for key, value in candidate.changes(self.shipped()).items():
             section, _, name = key.rpartition(".")
             (found.setdefault(section, {}) if section else found)[name] = value
         _, of_file = self.source(candidate.variant)
-        # Where it runs, and with how many instances, is the candidate's own.
-        return laid_over({**found, **of_file, "instances": found.get("instances", {})}, AS_MEASURED)
+        # The candidate sets the device and the number of instances, not its file.
+        return overlay({**found, **of_file, "instances": found.get("instances", {})}, AS_MEASURED)
 
     def source(self, variant: Variant) -> tuple[Path, Mapping[str, Any]]:
-        """Its file, and what settings say of it. Raises ConfigError where the file cannot be made."""
+        """Return a variant's file, and the settings for it. Raise ConfigError if the model cannot be converted."""
         is_shipped = variant == self.shipped().variant
         if variant.is_converted and not is_shipped:
             made = self.variants.in_precision(self.folder.name, variant.engine, variant.precision)
@@ -130,7 +137,7 @@ class TuneModel:
         return self.folder.file(self.version), {"engine": variant.engine, "precision": precision, "file": own.file}
 
     def _shipped_precision(self) -> str:
-        """What `auto` comes to here, and what a converted file has in it."""
+        """Return the precision of the shipped file; if the precision is `auto`, return its meaning on this machine."""
         settings = self.folder.settings
         if report := read_report(self.folder.path, self.version):
             return str(report.get("precision", settings.precision))
@@ -139,7 +146,7 @@ class TuneModel:
         has_bf16 = settings.engine == "openvino" and why_not("openvino", "cpu", "bf16") is None
         return "bf16" if has_bf16 else "fp32"
 
-    def _conceivable(self) -> tuple[Variant, ...]:
+    def _list_possible_variants(self) -> tuple[Variant, ...]:
         settings = self.folder.settings
         is_onnx = settings.engine in ("onnx", "openvino") and settings.file.endswith(".onnx")
         found = ON_TORCH if settings.engine == "torch" else ON_ONNX if is_onnx and not self.is_converted else ()
@@ -155,16 +162,82 @@ class TuneModel:
         if reason := why_not(variant.engine, variant.device, variant.precision):
             return reason
         if variant.precision == "int8" and not weighted_nodes(self.folder.file(self.version)):
-            return "it has nothing to quantize: no MatMul, Gemm or Conv with weights of its own"
+            return "nothing to quantize: the network has no MatMul, Gemm or Conv with constant weights"
         precision = "fp32" if variant.is_converted else variant.precision
         own = self.folder.settings.model_dump(exclude_unset=True)
         device = {**own.get("instances", {}), "device": variant.device}
         return settings_problem({**own, "engine": variant.engine, "precision": precision, "instances": device})
 
 
-def _device(settings: ModelSettings) -> str:
+def _resolve_device(settings: ModelSettings) -> str:
     device = settings.instances.device
     if device != "auto":
         return device
     has_cuda = settings.engine in ("onnx", "torch") and why_not(settings.engine, "cuda", "fp32") is None
     return "cuda" if has_cuda else "cpu"
+
+
+def floor_of(model: TuneModel, requested: float | None) -> tuple[AnswerComparison, float]:
+    """Return the task's accuracy measure, and the minimum accuracy: the requested value, or the task's default."""
+    comparison = load_description(model.folder.settings.task).comparison
+    return comparison, comparison.floor if requested is None else requested
+
+
+def check_variants(
+    model: TuneModel, variants: Sequence[Variant], requested: float | None, log: Callable[[str], None]
+) -> dict[Variant, VariantRecord]:
+    """Measure the accuracy of the variants.
+
+    A single variant is measured only if a minimum accuracy is requested. For a converted model, return the accuracy
+    that was measured when the model was converted.
+    """
+    shipped = model.shipped().variant
+    _, floor = floor_of(model, requested)
+    if model.is_converted:
+        return {shipped: _build_record(shipped, _read_reported_accuracy(model), floor)}
+    if len(variants) < 2 and requested is None:
+        return {each: VariantRecord(name=str(each)) for each in variants}
+    original = Variant("torch" if shipped.engine == "torch" else "onnx", "fp32")
+    log(f"computing the original's answers ({original})")
+    try:
+        with load_model(model.file(original)) as loaded:
+            task = model.folder.settings.task
+            samples = collect(task, loaded.task, None)
+            some = replace(samples, held_out=[group[::SHARE] for group in samples.held_out])
+            reference = Reference(task, loaded, some)
+    except PenstockError as error:
+        problem = f"cannot measure the accuracy: {error.message}"
+        return {each: VariantRecord(name=str(each), left_out="" if each == shipped else problem) for each in variants}
+    return {each: _measure_accuracy(model, each, reference, floor, log) for each in variants}
+
+
+def _measure_accuracy(
+    model: TuneModel, variant: Variant, reference: Reference, floor: float, log: Callable[[str], None]
+) -> VariantRecord:
+    log(f"measuring the accuracy of {variant}")
+    try:
+        with load_model(model.file(variant)) as loaded:
+            found = reference.compare(loaded)
+    except ConfigError as error:
+        return VariantRecord(name=str(variant), left_out=error.message)
+    return _build_record(variant, found, floor)
+
+
+def _build_record(variant: Variant, found: Fidelity | None, floor: float) -> VariantRecord:
+    if found is None:
+        return VariantRecord(name=str(variant))
+    unit = f" {found.unit}" if found.unit else ""
+    below = f"{found.measure} {found.value:g}{unit} is below {floor:g}{unit}" if found.value < floor else ""
+    return VariantRecord(
+        name=str(variant), accuracy=found.value, measure=found.measure, unit=found.unit, left_out=below
+    )
+
+
+def _read_reported_accuracy(model: TuneModel) -> Fidelity | None:
+    """Return the accuracy in the version's conversion report; the version's original may no longer exist."""
+    accuracy = (read_report(model.folder.path, model.version) or {}).get("accuracy")
+    if not isinstance(accuracy, dict) or not isinstance(accuracy.get("value"), int | float):
+        return None
+    return Fidelity(
+        str(accuracy.get("measure", "")), accuracy["value"], accuracy.get("samples", 0), unit=accuracy.get("unit", "")
+    )

@@ -1,42 +1,42 @@
-"""What a run of tuning found, as report.json keeps it."""
+"""The results of a tuning run, as stored in report.json."""
 
 from typing import Any, Literal
 
 from pydantic import Field
 
-from penstock.experiments.kept import Kept, KeptFile
+from penstock.experiments.stored_file import StoredFile, StoredModel
 from penstock.experiments.tuning.search import Final
 from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Trials
 
 
-class VariantRecord(Kept):
+class VariantRecord(StoredModel):
     name: str
     accuracy: float | None = None
     measure: str = ""
     unit: str = ""
-    left_out: str = ""  # why
+    left_out: str = ""  # the reason if the variant is not a candidate
 
 
-class Tried(Kept):
-    """One configuration over all its windows."""
+class Tried(StoredModel):
+    """The figures of one configuration over all its windows."""
 
     configuration: Configuration
     windows: int
-    rate: float  # items a second, the median
-    over_shipped: float | None  # of throughput, window by window in the same rounds; the median
+    rate: float  # median of items per second
+    over_shipped: float | None  # median of the ratios to the shipped configuration's throughput in the same rounds
     p99_ms: float | None
     failed: str = ""
 
 
-class Applied(Kept):
-    version: str  # that is served with it
-    new_folder: str = ""  # of a version that was made
-    files: dict[str, str] = Field(default_factory=dict)  # what was written, and the copy of what it was before
+class Applied(StoredModel):
+    version: str  # the version that is served with the winner
+    new_folder: str = ""  # the folder of the new version, if one was created
+    files: dict[str, str] = Field(default_factory=dict)  # changed files and their backups; empty: no earlier file
     diff: str = ""
 
 
-class TuneRecord(KeptFile):
+class TuneRecord(StoredFile):
     file_name = "report.json"
 
     format: Literal[1] = 1
@@ -54,10 +54,10 @@ class TuneRecord(KeptFile):
     variants: list[VariantRecord]
     tried: list[Tried] = Field(default_factory=list)
     untried: list[str] = Field(default_factory=list)
-    noise: float | None = None  # of one window's ratio: its standard deviation
-    rounds: int = 0  # of the finals
+    noise: float | None = None  # standard deviation of the ratio of two windows
+    rounds: int = 0  # rounds of the finals
     finals: list[Final] = Field(default_factory=list)
-    winner: Configuration | None = None  # None: interrupted
+    winner: Configuration | None = None  # None: the run was interrupted
     best: Configuration | None = None
     is_met: bool = True
     changes: dict[str, Any] = Field(default_factory=dict)
@@ -69,7 +69,7 @@ class TuneRecord(KeptFile):
 
 
 def tried(trials: Trials) -> list[Tried]:
-    """The best first; what failed last."""
+    """Return the tried configurations, the best first and the failed ones last."""
     measured = [
         Tried(
             configuration=each,

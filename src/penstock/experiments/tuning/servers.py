@@ -1,4 +1,4 @@
-"""The servers of candidates: several at once, so that their windows can take turns; one is loaded at a time."""
+"""The servers of candidates: several run at once so that windows can take turns, but only one has load at a time."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -12,21 +12,21 @@ import psutil
 
 from penstock.experiments.experiment import digest
 from penstock.experiments.load.generator import Generator
+from penstock.experiments.load.load_process import LoadSpec, Window, write_messages
 from penstock.experiments.load.payloads import Payload, encode
-from penstock.experiments.load.process import LoadSpec, Window, write_messages
 from penstock.experiments.load.steady import NothingAnswered
+from penstock.experiments.processes import ExperimentServer
 from penstock.experiments.sampler import usage
-from penstock.experiments.server import ExperimentServer
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Measure
 
-MEMORY_SHARE = 0.6  # of what is free that servers may take
+MEMORY_SHARE = 0.6  # share of the free memory that servers may use
 FEWEST, MOST = 2, 8
-FIRST_WARM_UP_S = 1.0  # of a server's first window
+FIRST_WARM_UP_S = 1.0  # warm-up before a server's first window
 FEWEST_CALLERS = 4
-ANSWERS = 60  # that a window should have
-LONGEST = 3  # windows, at most so many times as long as asked for
+ANSWERS = 60  # answers that a window should have
+LONGEST = 3  # maximum factor by which windows may be longer than requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,20 @@ class TuneLoad:
     items: int = 1
     window_s: float = 2.0
     warm_up_s: float = 0.5
-    may_lower: bool = False  # fewer callers for a model that would let them wait for seconds
-    drain_s: float = 0.0  # what is under way at a window's end is answered after it
+    may_lower: bool = False  # True: use fewer callers for a model that needs seconds per answer
+    drain_s: float = 0.0  # time to answer the pending requests at the end of a window
 
     @property
     def cost_s(self) -> float:
         return self.window_s + self.warm_up_s + self.drain_s + 0.1
 
     def fitted(self, rate: float) -> "TuneLoad":
-        """For a model that answers `rate` requests a second: windows of enough answers, begun when all callers wait."""
+        """Return a load for a model that answers `rate` requests per second.
+
+        The load's windows are long enough for enough answers, and the warm-up for one answer per caller.
+        """
         callers = max(FEWEST_CALLERS, min(self.concurrency, int(rate))) if self.may_lower else self.concurrency
-        turn_s = callers / rate  # until each caller has had an answer
+        turn_s = callers / rate  # time until each caller has had an answer
         return replace(
             self,
             concurrency=min(callers, self.concurrency),
@@ -57,7 +60,7 @@ class TuneLoad:
 
 
 @dataclass(slots=True)
-class _Served:
+class _RunningServer:
     server: ExperimentServer
     stack: ExitStack
     generator: Generator | None = None
@@ -65,13 +68,13 @@ class _Served:
 
 
 class TuneServers:
-    """Use it as a context: what it started ends with it. `folder` gets repositories, logs and requests."""
+    """A context manager that starts servers, and ends them on exit. `folder` stores repositories, logs and requests."""
 
     def __init__(self, model: TuneModel, folder: Path, load: TuneLoad) -> None:
         self._model = model
         self._folder = folder
         self.load = load
-        self._served: dict[Configuration, _Served] = {}
+        self._served: dict[Configuration, _RunningServer] = {}
         self._messages: Path | None = None
         self.starts_s: list[float] = []
 
@@ -86,27 +89,27 @@ class TuneServers:
         return mean(self.starts_s) if self.starts_s else 4.0
 
     def start(self, candidate: Configuration) -> ExperimentServer:
-        """Raises ServerFailed, or ConfigError where its file cannot be made."""
+        """Start the candidate's server. Raise ServerFailed, or ConfigError if the model's file cannot be converted."""
         if candidate not in self._served:
             began = time.monotonic()
             folder = self._folder / f"{len(self.starts_s) + 1:02}-{digest(str(candidate))[:8]}"
             with ExitStack() as stack:
                 repository = self._model.write(candidate, folder / "models")
                 server = stack.enter_context(ExperimentServer(repository, folder, 1))
-                self._served[candidate] = _Served(server, stack.pop_all())
+                self._served[candidate] = _RunningServer(server, stack.pop_all())
             self.starts_s.append(time.monotonic() - began)
         return self._served[candidate].server
 
-    def load_with(self, payloads: Iterable[Payload]) -> None:
+    def set_payloads(self, payloads: Iterable[Payload]) -> None:
         self._messages = write_messages(self._folder / "requests", encode(payloads, self.load.protocol))
 
-    def window(self, candidate: Configuration) -> Measure:
+    def measure_window(self, candidate: Configuration) -> Measure:
         served, load = self._served[candidate], self.load
         if served.generator is None:
             assert self._messages is not None
             target = served.server.http if load.protocol == "rest" else served.server.grpc
             spec = LoadSpec(load.protocol, target, str(self._messages), load.concurrency)
-            # Ended before its server: it would only see connections break.
+            # The exit stack ends the generator before the server, so that it does not see connections break.
             served.generator = served.stack.enter_context(Generator(spec))
         warm_up_s = load.warm_up_s if served.windows else max(FIRST_WARM_UP_S, load.warm_up_s)
         served.windows += 1
@@ -120,14 +123,14 @@ class TuneServers:
             self._served.pop(candidate).stack.close()
 
     def make_room(self, wanted: Collection[Configuration], most: int) -> None:
-        """Ends servers until the wanted ones fit beside the rest; those that were started first go first."""
+        """End unwanted servers, the oldest first, until all wanted servers can run and at most `most` servers run."""
         missing = [each for each in wanted if each not in self._served]
         others = [each for each in self._served if each not in wanted]
         surplus = max(0, len(self._served) + len(missing) - most)
         self.keep_only([*wanted, *others[surplus:]])
 
-    def most(self, candidate: Configuration) -> int:
-        """Servers that fit into memory beside each other, by what this candidate's takes."""
+    def most_servers(self, candidate: Configuration) -> int:
+        """Return how many servers fit into memory, estimated from the memory of this candidate's server."""
         main = psutil.Process(self._served[candidate].server.process.pid)
         taken = sum(size for _, size in usage(main).values())
         free = psutil.virtual_memory().available

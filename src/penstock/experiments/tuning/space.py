@@ -1,25 +1,25 @@
-"""What tuning may choose from: the values of each setting, and what a candidate changes in a model's settings."""
+"""The search space of tuning: the values of each setting, and a candidate's changes to a model's settings."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from penstock.models.settings import INSTANCES_ON_A_GPU, TEXTS_ON_A_GPU
+from penstock.models.model_yaml import INSTANCES_ON_A_GPU, TEXTS_ON_A_GPU
 
-CONVERTED = ("int8", "fp16")  # precisions that are a file's own: choosing one makes a new version
+CONVERTED = ("int8", "fp16")  # precisions that need a converted file, so choosing one makes a new version
 MOST_LAYOUTS = 6
-TEXT_BUDGETS = (256, 512, 128, 1024)  # padded tokens, where the model has no budget of its own; likeliest first
+TEXT_BUDGETS = (256, 512, 128, 1024)  # padded tokens for a model without a budget; the most promising first
 ROW_BUDGETS = (8, 1, 16)  # rows of a tensor or tiles of an image
 DELAYS_MS = (1.0, 4.0)
-# Of a GPU, which one batch keeps busy only if it is large.
+# Instances × threads on a GPU. A single small batch does not keep a GPU busy, so several instances are tried.
 GPU_LAYOUTS = ((INSTANCES_ON_A_GPU, 1), (4, 1), (1, 1), (8, 1))
 GPU_TILES = 16
-TEXTS_ON_A_CPU: dict[str, Any] = {"max_rows": 32, "max_tokens": 256, "max_padding": 0.05, "free_padding": 8}
+TEXTS_ON_A_CPU: dict[str, Any] = {"max_rows": 32, "max_tokens": 256}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Variant:
-    """What runs the model's tensors."""
+    """The engine, precision and device that run a model."""
 
     engine: str
     precision: str
@@ -36,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A candidate for a model's settings. `auto` is resolved, so that equal ones are equal."""
+    """A candidate for a model's settings. `auto` is replaced by its value, so that equal candidates compare equal."""
 
     engine: str
     precision: str
@@ -46,7 +46,6 @@ class Configuration:
     max_tokens: int | None
     max_rows: int
     max_delay_ms: float
-    padding: tuple[float, int] | None = None  # max_padding and free_padding; None: as shipped
 
     @property
     def variant(self) -> Variant:
@@ -62,19 +61,19 @@ class Configuration:
         )
 
     def differences(self, other: "Configuration") -> int:
-        """How many settings differ; a converted file counts as one more, for it is a version to keep."""
+        """Count the settings that differ. A converted file counts as one more, because it needs a new version."""
         own = sum(bool(getattr(self, each.name) != getattr(other, each.name)) for each in fields(self))
         return own + int(self.variant != other.variant and self.variant.is_converted)
 
     def changes(self, shipped: "Configuration") -> dict[str, Any]:
-        """Dotted keys of a model's settings, and their values where they differ from what is shipped.
+        """Return the settings that differ from the shipped settings, by dotted keys.
 
-        What belongs together is written together: beside another value, `auto` would come to something else.
+        Instances and threads are always set together, because `auto` for one depends on the other.
         """
         found: dict[str, Any] = {}
         if self.variant != shipped.variant:
             found["engine"] = self.variant.engine
-            if not self.variant.is_converted:  # it is in the file
+            if not self.variant.is_converted:  # a converted file determines the precision
                 found["precision"] = self.variant.precision
         if self.variant.device != shipped.variant.device:
             found["instances.device"] = self.variant.device
@@ -83,14 +82,12 @@ class Configuration:
         for name in ("max_tokens", "max_rows", "max_delay_ms"):
             if getattr(self, name) != getattr(shipped, name):
                 found[f"batching.{name}"] = getattr(self, name)
-        if self.padding is not None:
-            found |= {"batching.max_padding": self.padding[0], "batching.free_padding": self.padding[1]}
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpace:
-    """On a device of another kind than the shipped one's: what to begin with, and every option beside it."""
+    """The values to try, and to start from, on the other kind of device (GPU or CPU) than the shipped kind."""
 
     start: Mapping[str, Any]
     layouts: tuple[tuple[int, int], ...]
@@ -98,14 +95,14 @@ class DeviceSpace:
     max_rows: tuple[int, ...]
 
     def keeping(self, *names: str, **changes: tuple[Any, ...]) -> "DeviceSpace":
-        """Begins with the shipped values of these settings."""
+        """Return a copy that starts from the shipped values of the settings in `names`."""
         start = {name: value for name, value in self.start.items() if name not in names}
         return replace(self, start=start, **changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Every option beside the shipped one's own value; the likeliest first, for time may be short."""
+    """The values to try for each setting, except the shipped value; the most promising first, as time may run out."""
 
     shipped: Configuration
     variants: tuple[Variant, ...]
@@ -118,15 +115,15 @@ class Space:
     )
 
     def start(self, variant: Variant) -> Configuration:
-        """With the shipped batching, or with one that suits the variant's device."""
+        """Return a variant with the shipped batching, or with batching that suits the variant's device."""
         if self.elsewhere is None or is_gpu(variant.device) == is_gpu(self.shipped.device):
             return self.shipped.with_variant(variant)
         return self.shipped.with_variant(variant, **self.elsewhere.start)
 
     def axes(self, of: Configuration) -> dict[str, list[Configuration]]:
-        """What to try around a candidate, one setting at a time."""
-        is_there = self.elsewhere is not None and is_gpu(of.device) != is_gpu(self.shipped.device)
-        choices: Space | DeviceSpace = self.elsewhere if self.elsewhere is not None and is_there else self
+        """Return the configurations that differ from a candidate in one setting, by the name of the setting."""
+        is_other_device = self.elsewhere is not None and is_gpu(of.device) != is_gpu(self.shipped.device)
+        choices: Space | DeviceSpace = self.elsewhere if self.elsewhere is not None and is_other_device else self
         found = {
             "instances and threads": [replace(of, instances=count, threads=each) for count, each in choices.layouts],
             "batch budget": [replace(of, max_tokens=tokens) for tokens in choices.max_tokens],
@@ -140,25 +137,26 @@ def is_gpu(device: str) -> bool:
     return device != "cpu"
 
 
-def elsewhere(shipped: Configuration, cores: int, has_lengths: bool, under_way: int) -> DeviceSpace:
-    """Of the other kind of device than the shipped one's. `under_way`: the items of all callers' requests."""
+def elsewhere(shipped: Configuration, cores: int, has_lengths: bool, in_flight: int) -> DeviceSpace:
+    """Return the values to try on the other kind of device. `in_flight`: the items in the requests of all callers."""
     device = "cpu" if is_gpu(shipped.device) else "cuda"
     (instances, threads), *others = layouts(cores, device)
     start: dict[str, Any] = {"instances": instances, "threads": threads}
-    if not has_lengths:  # rows bound a request there, and tokens are rows or tiles
+    if not has_lengths:  # without texts, the token budget counts rows or tiles
         tiles = GPU_TILES if is_gpu(device) else 1
-        return DeviceSpace({**start, "max_tokens": tiles}, tuple(others), budgets(tiles, False, under_way), ())
+        return DeviceSpace({**start, "max_tokens": tiles}, tuple(others), budgets(tiles, False, in_flight), ())
     texts = TEXTS_ON_A_GPU if is_gpu(device) else TEXTS_ON_A_CPU
     tokens, rows = texts["max_tokens"], texts["max_rows"]
-    start |= {"max_tokens": tokens, "max_rows": rows, "padding": (texts["max_padding"], texts["free_padding"])}
-    fitting = tuple(size for size in (rows // 4, rows * 2) if size <= max(rows, under_way))
-    return DeviceSpace(start, tuple(others), budgets(tokens, True, under_way), fitting)
+    start |= {"max_tokens": tokens, "max_rows": rows}
+    fitting = tuple(size for size in (rows // 4, rows * 2) if size <= max(rows, in_flight))
+    return DeviceSpace(start, tuple(others), budgets(tokens, True, in_flight), fitting)
 
 
 def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
-    """All cores in combination, and half of them: what is left goes to the gateway.
+    """Return combinations of instances and threads that use all cores, and one combination that uses half the cores.
 
-    Threads are powers of two up to the cores: most instances and most threads of one come first.
+    Half the cores leaves time for the gateway. Threads are powers of two. The extremes come first: one thread for each
+    instance, then one instance with all threads.
     """
     if is_gpu(device):
         return GPU_LAYOUTS
@@ -169,7 +167,7 @@ def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
 
 
 def budgets(shipped: int | None, has_lengths: bool, concurrency: int) -> tuple[int | None, ...]:
-    """Padded tokens for texts; rows or tiles for all else, where more than are under way make no batch."""
+    """Return budgets of a batch to try: padded tokens for texts, otherwise rows or tiles, at most `concurrency`."""
     if not has_lengths:
         return tuple(rows for rows in ROW_BUDGETS if rows <= concurrency and rows != shipped)
     if shipped is None:
@@ -178,7 +176,7 @@ def budgets(shipped: int | None, has_lengths: bool, concurrency: int) -> tuple[i
 
 
 def row_counts(shipped: int, may_lower: bool, concurrency: int) -> tuple[int, ...]:
-    """Lower than shipped only where a request may have more rows than a batch."""
+    """Return row limits of a batch to try. `may_lower`: include a limit below the shipped limit."""
     more = (shipped * 2,) if shipped < concurrency else ()
     return (*more, *((shipped // 2,) if may_lower and shipped > 1 else ()))
 

@@ -1,4 +1,4 @@
-"""Tuning a model on this machine: what can be chosen is found out, measured in turns, decided, and written."""
+"""Tune a model on this machine: find candidates, measure them in turns, and write the winner into the settings."""
 
 import os
 import shutil
@@ -9,19 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.core.errors import ConfigError, InvalidRequest, PenstockError
-from penstock.experiments.load.described import describe
+from penstock.experiments.load.choice import LoadData, build_payloads, fetch_model_metadata
 from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.processes import ServerFailed
-from penstock.experiments.tuning.accuracy import check_variants, floor_of
 from penstock.experiments.tuning.apply import apply_winner
-from penstock.experiments.tuning.data import TuneData, payloads
-from penstock.experiments.tuning.model import TuneModel
+from penstock.experiments.tuning.model import TuneModel, check_variants, floor_of
 from penstock.experiments.tuning.record import TuneRecord, VariantRecord, tried
-from penstock.experiments.tuning.report import to_markdown
-from penstock.experiments.tuning.search import FINALS, Decision, Pace, Round, Told, TuneSearch
+from penstock.experiments.tuning.search import FINALS, Decision, Pace, Round, RoundResult, TuneSearch
 from penstock.experiments.tuning.servers import TuneLoad, TuneServers
 from penstock.experiments.tuning.space import Configuration, Space, Variant
 from penstock.experiments.tuning.trials import Measure
+from penstock.experiments.tuning.tuning_report import to_markdown
 from penstock.telemetry.machine import describe_machine
 
 SERVERS = "servers"
@@ -31,33 +29,33 @@ KEPT = ("engine", "instances", "batching", "delay")
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    minutes: float = 6.0  # of measuring; files are made and checked before
+    minutes: float = 6.0  # time for measuring, without converting and checking files
     p99_ms: float | None = None
-    min_accuracy: float | None = None  # None: the task's own floor
-    keep: tuple[str, ...] = ()  # of KEPT: what stays as it is
+    min_accuracy: float | None = None  # None: the task's default
+    keep: tuple[str, ...] = ()  # names in KEPT that do not change
     load: TuneLoad = field(default_factory=TuneLoad)
-    data: TuneData = field(default_factory=TuneData)
+    data: LoadData = field(default_factory=LoadData)
 
 
 @dataclass(frozen=True, slots=True)
 class TuneProgress:
     text: str
     stage: str = ""
-    done: float = 0.0  # of the time
+    done: float = 0.0  # share of the time
     best: str = ""
 
 
-Tell = Callable[[TuneProgress], None]
+ReportProgress = Callable[[TuneProgress], None]
 
 
 class Tuner:
-    """`folder` gets the servers' logs. What is interrupted has its record so far."""
+    """Tunes one model. `folder` stores the servers' logs. After an interruption, the record is partial."""
 
-    def __init__(self, model: TuneModel, options: TuneOptions, folder: Path, tell: Tell) -> None:
+    def __init__(self, model: TuneModel, options: TuneOptions, folder: Path, report: ReportProgress) -> None:
         self._model = model
         self._options = options
         self._folder = folder
-        self._tell = tell
+        self._report = report
         self._began = time.monotonic()
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._deadline = 0.0
@@ -73,30 +71,30 @@ class Tuner:
         (self._folder / SERVERS).mkdir(parents=True)
         with TuneServers(self._model, self._folder / SERVERS, self._options.load) as servers:
             space = self._prepare(servers)
-            self._decision = self._drive(servers, self._plan(servers, space))
+            self._decision = self._run_search(servers, self._plan(servers, space))
         return self._decision
 
     def _prepare(self, servers: TuneServers) -> Space:
-        """The shipped model must serve before anything else is tried."""
+        """Start the shipped model, fit the load to the model, and return the search space with checked variants."""
         shipped = self._model.shipped()
-        self._say(f"starting {self._model.folder.name} as it is: {shipped}")
+        self._log(f"starting {self._model.folder.name} with its current settings: {shipped}")
         try:
             server = servers.start(shipped)
-            inputs = describe(server.http, self._model.folder.name)
-            servers.load_with(payloads(self._options.data, self._model.folder.name, inputs))
-            rate = servers.window(shipped).rate / servers.load.items
+            inputs = fetch_model_metadata(server.http, self._model.folder.name)
+            servers.set_payloads(build_payloads(self._options.data, self._model.folder.name, inputs))
+            rate = servers.measure_window(shipped).rate / servers.load.items
         except (ServerFailed, NothingAnswered) as error:
-            raise ConfigError(f"{self._model.folder.name}: cannot be tuned as it is: {error}") from error
+            raise ConfigError(f"{self._model.folder.name}: the current settings do not work: {error}") from error
         servers.load = self._load = servers.load.fitted(rate)
         names = {str(entry["name"]) for entry in inputs}
         space, self._refused = self._model.space(names, servers.load.concurrency * servers.load.items)
-        space = _without(space, self._options.keep)
+        space = _fix_kept_settings(space, self._options.keep)
         rule, floor = floor_of(self._model, self._options.min_accuracy)
-        self._checked = check_variants(self._model, space.variants, self._options.min_accuracy, self._say)
+        self._checked = check_variants(self._model, space.variants, self._options.min_accuracy, self._log)
         good = tuple(each for each, found in self._checked.items() if not found.left_out)
         if not good:
             raise InvalidRequest(
-                f"no variant of {self._model.folder.name} reaches a {rule.measure} of {floor:g}: "
+                f"{self._model.folder.name}: no variant reaches a {rule.measure} of {floor:g}: "
                 + "; ".join(f"{each.name}: {each.left_out}" for each in self._checked.values())
             )
         return replace(space, variants=good)
@@ -104,51 +102,51 @@ class Tuner:
     def _plan(self, servers: TuneServers, space: Space) -> TuneSearch:
         budget_s = self._options.minutes * 60
         self._deadline = time.monotonic() + budget_s
-        self._most_servers = servers.most(space.shipped)
+        self._most_servers = servers.most_servers(space.shipped)
         pace = Pace(budget_s, servers.load.cost_s, servers.start_s, self._most_servers)
         accuracies = {each: found.accuracy for each, found in self._checked.items() if found.accuracy is not None}
         self._search = TuneSearch(space, self._options.p99_ms, pace, accuracies)
         return self._search
 
-    def _drive(self, servers: TuneServers, search: TuneSearch) -> Decision:
+    def _run_search(self, servers: TuneServers, search: TuneSearch) -> Decision:
         steps = search.rounds()
         try:
-            asked = next(steps)
+            wanted = next(steps)
             while True:
-                asked = steps.send(self._take(servers, asked))
+                wanted = steps.send(self._measure(servers, wanted))
         except StopIteration as stopped:
             decision: Decision = stopped.value
             return decision
 
-    def _take(self, servers: TuneServers, asked: Round) -> Told:
-        servers.make_room(asked.contenders, self._most_servers)
+    def _measure(self, servers: TuneServers, wanted: Round) -> RoundResult:
+        servers.make_room(wanted.contenders, self._most_servers)
         failed: dict[Configuration, str] = {}
         measures: dict[Configuration, Measure] = {}
-        for candidate in asked.contenders:
+        for candidate in wanted.contenders:
             try:
                 servers.start(candidate)
             except (ServerFailed, ConfigError) as error:
-                self._fail(candidate, str(error), failed)
-        for candidate in asked.contenders:
+                self._record_failure(candidate, str(error), failed)
+        for candidate in wanted.contenders:
             if candidate not in failed:
                 try:
-                    measures[candidate] = servers.window(candidate)
-                    self._show(asked, candidate, measures[candidate])
+                    measures[candidate] = servers.measure_window(candidate)
+                    self._report_measure(wanted, candidate, measures[candidate])
                 except (NothingAnswered, PenstockError) as error:
-                    self._fail(candidate, str(error), failed)
-        return Told(measures, self._deadline - time.monotonic(), failed, servers.start_s)
+                    self._record_failure(candidate, str(error), failed)
+        return RoundResult(measures, self._deadline - time.monotonic(), failed, servers.start_s)
 
-    def _fail(self, candidate: Configuration, reason: str, failed: dict[Configuration, str]) -> None:
-        """One candidate's fault ends nothing; that of the shipped one, which all are held against, does."""
+    def _record_failure(self, candidate: Configuration, reason: str, failed: dict[Configuration, str]) -> None:
+        """Record that a candidate failed. If the shipped configuration failed, raise an error: comparisons need it."""
         if candidate == self._model.shipped():
-            raise ConfigError(f"{self._model.folder.name}: as it is shipped it does not serve any more: {reason}")
+            raise ConfigError(f"{self._model.folder.name}: the current settings stopped working: {reason}")
         failed[candidate] = reason
-        self._say(f"{candidate}: {reason}")
+        self._log(f"{candidate}: {reason}")
 
-    def _say(self, text: str) -> None:
-        self._tell(TuneProgress(text))
+    def _log(self, text: str) -> None:
+        self._report(TuneProgress(text))
 
-    def _show(self, asked: Round, candidate: Configuration, measure: Measure) -> None:
+    def _report_measure(self, wanted: Round, candidate: Configuration, measure: Measure) -> None:
         assert self._search is not None
         trials = self._search.trials
         left_s = self._deadline - time.monotonic()
@@ -156,10 +154,10 @@ class Tuner:
         ranked = trials.rank(trials.measured())
         best = f"{ranked[0]} ({trials.ratio(ranked[0]):.2f} of shipped)" if ranked else ""
         text = f"{candidate}: {measure.rate:.1f}/s, p99 {measure.p99_ms:.1f} ms"
-        self._tell(TuneProgress(text, asked.stage, done, best))
+        self._report(TuneProgress(text, wanted.stage, done, best))
 
     def record(self) -> TuneRecord:
-        """What is known so far, also of a run that was interrupted."""
+        """Return the record of the tuning run so far; the run may have been interrupted."""
         options, shipped = self._options, self._model.shipped()
         rule, floor = floor_of(self._model, options.min_accuracy)
         refused = [VariantRecord(name=str(each), left_out=why) for each, why in self._refused.items()]
@@ -198,44 +196,46 @@ class Tuner:
         return found
 
 
-def _without(space: Space, kept: tuple[str, ...]) -> Space:
+def _fix_kept_settings(space: Space, kept: tuple[str, ...]) -> Space:
     if "engine" in kept:
         space = replace(space, variants=(space.shipped.variant,))
     if "instances" in kept:
         there = space.elsewhere and space.elsewhere.keeping("instances", "threads", layouts=())
         space = replace(space, layouts=(), elsewhere=there)
     if "batching" in kept:
-        names = ("max_tokens", "max_rows", "padding")
+        names = ("max_tokens", "max_rows")
         there = space.elsewhere and space.elsewhere.keeping(*names, max_tokens=(), max_rows=())
         space = replace(space, max_tokens=(), max_rows=(), elsewhere=there)
     return replace(space, delays_ms=()) if "delay" in kept else space
 
 
-def tune_model(model: TuneModel, options: TuneOptions, folder: Path, tell: Tell, is_dry_run: bool) -> TuneRecord:
-    """`folder` gets the record, the report and what the model was before."""
+def tune_model(
+    model: TuneModel, options: TuneOptions, folder: Path, report: ReportProgress, is_dry_run: bool
+) -> TuneRecord:
+    """Tune a model. `folder` gets the record, the report and a backup of the model's settings."""
     if not is_dry_run:
         path = model.folder.path
-        if not all(os.access(each, os.W_OK) for each in (path, path / "model.yaml")):  # before minutes are spent
-            raise ConfigError(f"{path}: the winner could not be written there; --dry-run reports only")
+        if not all(os.access(each, os.W_OK) for each in (path, path / "model.yaml")):  # check before measuring
+            raise ConfigError(f"{path}: not writable; use --dry-run to get only the report")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _tune(model, options, folder, tell, is_dry_run)
+        return _tune(model, options, folder, report, is_dry_run)
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror or error}") from error
 
 
-def _tune(model: TuneModel, options: TuneOptions, folder: Path, tell: Tell, is_dry_run: bool) -> TuneRecord:
-    tuner = Tuner(model, options, folder, tell)
+def _tune(model: TuneModel, options: TuneOptions, folder: Path, report: ReportProgress, is_dry_run: bool) -> TuneRecord:
+    tuner = Tuner(model, options, folder, report)
     try:
         decision = tuner.run()
     except KeyboardInterrupt:
         _write(tuner.record(), folder)
-        tell(TuneProgress(f"interrupted: the model is as it was; what was measured is in {folder / REPORT}"))
+        report(TuneProgress(f"interrupted: the model was not changed; the measurements are in {folder / REPORT}"))
         raise
     record = tuner.record()
-    _write(record, folder)  # before anything is changed: what follows may fail
+    _write(record, folder)  # before the model is changed, which may fail
     if decision.winner != model.shipped() and not is_dry_run:
-        tell(TuneProgress(f"writing {decision.winner}"))
+        report(TuneProgress(f"writing {decision.winner}"))
         record.applied = apply_winner(model, decision.winner, folder / "before")
         _write(record, folder)
     return record

@@ -1,1 +1,1 @@
-"""Tensors in memory that clients on this machine share."""
+"""Tensors in the shared memory of clients on the same machine."""

@@ -1,7 +1,7 @@
 """One region of a client's shared memory, and the tensors in it.
 
-Objects are read and written by descriptor and never mapped. A client may cut its object short at any moment, and to
-touch a mapped page that is gone would kill the gateway; a read just comes short.
+Objects are read and written by descriptor, never mapped. A client may truncate its object at any moment: access to a
+missing mapped page would kill the gateway, but a read only returns fewer bytes.
 """
 
 import errno
@@ -15,13 +15,13 @@ from typing import Any
 from penstock.core.errors import InvalidRequest, InvalidTensor, Overloaded
 from penstock.core.tensors import Buffer, Tensor
 
-OBJECTS = "/dev/shm/"  # where Linux keeps what shm_open makes
+OBJECTS = "/dev/shm/"  # where Linux keeps the objects of shm_open
 REGION = "shared_memory_region"
 BYTE_SIZE = "shared_memory_byte_size"
 OFFSET = "shared_memory_offset"
-# What shm_open takes, and nothing that leads out of its folder.
+# Names that shm_open accepts, except names that lead out of the folder.
 KEY = re.compile(r"/?(?!\.{1,2}$)[^/\0]{1,254}")
-# Semaphores of other programs have their files there, too.
+# The prefix of semaphores, which are in the same folder.
 SEMAPHORE = "sem."
 
 
@@ -31,12 +31,12 @@ class Region:
     key: str
     offset: int
     byte_size: int
-    inode: int  # of the object when it was registered: another one under its key is not this region
+    inode: int  # of the object at registration, to detect another object with the same key
 
 
 @dataclass(frozen=True, slots=True)
 class RegionPlace:
-    """Where a tensor's bytes are, as its parameters say."""
+    """The region, offset and size of a tensor's bytes in shared memory, as the tensor's parameters specify them."""
 
     region: str
     offset: int
@@ -44,7 +44,7 @@ class RegionPlace:
 
 
 class OpenRegion:
-    """A region's object, open for as long as a request uses it, whatever becomes of the registration."""
+    """A region's object, which stays open while a request uses it, even if the region is unregistered meanwhile."""
 
     __slots__ = ("__weakref__", "_descriptor", "region")
 
@@ -58,27 +58,27 @@ class OpenRegion:
     def check(self, what: str, offset: int, size: int) -> None:
         if offset + size > self.region.byte_size:
             raise InvalidTensor(
-                f"{what} reaches to byte {offset + size} of the shared memory region '{self.region.name}', "
-                f"which has {self.region.byte_size}"
+                f"{what} ends at byte {offset + size} of the shared memory region '{self.region.name}', "
+                f"which has {self.region.byte_size} bytes"
             )
 
     def read(self, what: str, offset: int, size: int) -> bytes:
         self.check(what, offset, size)
         start = self.region.offset + offset
         data = os.pread(self._descriptor, size, start)
-        while len(data) < size:  # one call gives at most 2 GiB
+        while len(data) < size:  # one call reads at most 2 GiB
             more = os.pread(self._descriptor, size - len(data), start + len(data))
             if not more:
-                raise self._shrunk(what)
+                raise self._shrunk_error(what)
             data += more
         return data
 
     def write(self, what: str, offset: int, data: Buffer) -> None:
         self.check(what, offset, len(data))
         start, left = self.region.offset + offset, memoryview(data)
-        # Writing behind an object's end would make it longer than its owner wants it.
+        # Writing past an object's end would enlarge it.
         if os.fstat(self._descriptor).st_size < start + len(left):
-            raise self._shrunk(what)
+            raise self._shrunk_error(what)
         try:
             while left:
                 written = os.pwrite(self._descriptor, left, start)
@@ -88,7 +88,7 @@ class OpenRegion:
                 f"{what}: writing into the shared memory region '{self.region.name}' failed: {error.strerror}"
             ) from error
 
-    def _shrunk(self, what: str) -> InvalidTensor:
+    def _shrunk_error(self, what: str) -> InvalidTensor:
         return InvalidTensor(
             f"{what}: the object '{self.region.key}' of the shared memory region '{self.region.name}' "
             f"is smaller than it was when it was registered"
@@ -97,18 +97,18 @@ class OpenRegion:
 
 @dataclass(frozen=True, slots=True)
 class RegionTarget:
-    """Where an output goes instead of into the answer."""
+    """The place in shared memory where an output is written."""
 
     opened: OpenRegion
     place: RegionPlace
 
     def write(self, tensor: Tensor) -> dict[str, str | int]:
-        """Returns the parameters that the answer has in place of the data."""
+        """Write the output, and return its parameters in the answer, which has no data."""
         needed, place = len(tensor.data), self.place
         if needed > place.byte_size:
             raise InvalidTensor(
-                f"output '{tensor.name}' has {needed} bytes, but the request gives it {place.byte_size} "
-                f"of the shared memory region '{place.region}': give it {needed}"
+                f"output '{tensor.name}' has {needed} bytes, but {BYTE_SIZE} in the region '{place.region}' is "
+                f"{place.byte_size}: set it to {needed}"
             )
         self.opened.write(f"output '{tensor.name}'", place.offset, tensor.data)
         return {REGION: place.region, BYTE_SIZE: needed, OFFSET: place.offset}
@@ -119,7 +119,7 @@ NO_TARGETS: Targets = {}
 
 
 def place_of(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
-    """Where a tensor's parameters say that it is; None: not in shared memory."""
+    """Return the place of a tensor in shared memory by its parameters, or None."""
     region = parameters.get(REGION)
     if region is None:
         return None
@@ -129,7 +129,7 @@ def place_of(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
         raise InvalidTensor(f"{REGION} of {what} must be a region's name")
     for name, value in ((BYTE_SIZE, byte_size), (OFFSET, offset)):
         if type(value) is not int or value < 0:
-            raise InvalidTensor(f"{name} of {what} must be a number of bytes")
+            raise InvalidTensor(f"{name} of {what} must be a whole number from 0")
     return RegionPlace(region, offset, byte_size)
 
 
@@ -144,14 +144,14 @@ def open_region(region: Region) -> OpenRegion:
 
 
 def open_object(key: str) -> int:
-    """A descriptor of a shared memory object that a client may name."""
+    """Open a client's shared memory object, and return its descriptor."""
     plain = key.removeprefix("/")
     if KEY.fullmatch(key) is None or plain.startswith(SEMAPHORE):
         raise InvalidRequest(
-            f"'{key[:80]}' is no key of a client's shared memory object: give the name that shm_open got, like '/name'"
+            f"invalid key '{key[:80]}' of a shared memory object: pass the name given to shm_open, such as '/name'"
         )
     try:
-        # Neither links nor pipes: the one would lead out of the folder, the other would wait for a writer.
+        # Refuse links, which may lead out of the folder, and do not block on pipes.
         descriptor = os.open(OBJECTS + plain, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -162,5 +162,5 @@ def open_object(key: str) -> int:
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InvalidRequest(f"'{key}' is no shared memory object")
+        raise InvalidRequest(f"'{key}' is not a shared memory object: pass the name given to shm_open")
     return descriptor

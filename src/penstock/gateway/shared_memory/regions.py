@@ -21,20 +21,20 @@ from penstock.gateway.shared_memory.region import (
 )
 
 MAX_NAME = 256
-MAX_OWNERS = 256  # of whom it is remembered what their files say
+MAX_OWNERS = 256  # API keys whose regions are cached
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     file: Path
-    stamp: tuple[int, int]  # another one: another gateway wrote the file anew
+    stamp: tuple[int, int]  # differs if another gateway has replaced the file
     region: Region
 
 
 class SharedMemory:
-    """The registrations are files in a folder that all gateways of a server share: any of them may get the request.
+    """The registered regions, as files in a folder that all gateways of a server share.
 
-    Who has a key registers regions of its own, see `of`.
+    Any gateway can serve a request that names a region. Each API key has its own regions: see `for_key`.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class SharedMemory:
         max_request_bytes: int = 64 * 1024 * 1024,
         is_allowed: bool = True,
     ) -> None:
-        """Where it is not allowed there are no regions, and none can be registered."""
+        """Open the folder. `is_allowed` False: every use of shared memory is refused."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._max_regions = max_regions
         self._max_request_bytes = max_request_bytes
         self._is_allowed = is_allowed
-        self._known: dict[str, _Known] = {}  # what was read of the files
+        self._known: dict[str, _Known] = {}  # cached files
         self._opened: WeakValueDictionary[str, OpenRegion] = WeakValueDictionary()
         self._owned: OrderedDict[str, SharedMemory] = OrderedDict()
 
-    def of(self, key_id: str) -> "SharedMemory":
-        """The regions of who has this key, a folder of their own: nobody sees another's."""
+    def for_key(self, key_id: str) -> "SharedMemory":
+        """Return the regions of one API key, which are in a folder of their own and invisible to other keys."""
         if not key_id or not self._is_allowed:
             return self
         found = self._owned.pop(key_id, None)
@@ -72,7 +72,9 @@ class SharedMemory:
         if not 0 < len(name) <= MAX_NAME:
             raise InvalidRequest(f"a shared memory region's name has 1 to {MAX_NAME} characters")
         if byte_size < 1 or offset < 0:
-            raise InvalidRequest(f"the shared memory region '{name}' needs a byte_size of at least 1, and an offset")
+            raise InvalidRequest(
+                f"the shared memory region '{name}' needs a byte_size of at least 1 and an offset of at least 0"
+            )
         descriptor = open_object(key)
         try:
             found = os.fstat(descriptor)
@@ -83,45 +85,45 @@ class SharedMemory:
                 f"the shared memory object '{key}' has {found.st_size} bytes; "
                 f"the region '{name}' would reach to byte {offset + byte_size}"
             )
-        self._put(Region(name, key, offset, byte_size, found.st_ino))
+        self._store_region(Region(name, key, offset, byte_size, found.st_ino))
 
     def status(self, name: str = "") -> list[Region]:
-        """The region of that name, or all."""
+        """Return the region of that name in a list, or all regions for an empty name."""
         if name:
-            return [self._find(name)]
-        found = [_read(file) for file in self._folder.glob("*.json")]
+            return [self._find_region(name)]
+        found = [_read_region(file) for file in self._folder.glob("*.json")]
         return sorted((region for region in found if region is not None), key=lambda region: region.name)
 
     def unregister(self, name: str = "") -> None:
-        """Forgets one region, or all; one that is not there is no error."""
-        for file in [self._file(name)] if name else list(self._folder.glob("*.json")):
+        """Remove one region, or all regions for an empty name. A missing region is not an error."""
+        for file in [self._region_file(name)] if name else list(self._folder.glob("*.json")):
             file.unlink(missing_ok=True)
 
     def read(self, tensor: str, place: RegionPlace, taken_bytes: int) -> bytes:
-        """An input's bytes; `taken_bytes` has the request already."""
+        """Return the bytes of an input. `taken_bytes`: the size of the request's other inputs so far."""
         if taken_bytes + place.byte_size > self._max_request_bytes:
             raise RequestTooLarge(
-                f"input '{tensor}' brings the request to {taken_bytes + place.byte_size} bytes, "
+                f"with input '{tensor}' the request has {taken_bytes + place.byte_size} bytes, "
                 f"over limits.max_message_bytes ({self._max_request_bytes}): send less"
             )
-        return self._open(place.region).read(f"input '{tensor}'", place.offset, place.byte_size)
+        return self._open_region(place.region).read(f"input '{tensor}'", place.offset, place.byte_size)
 
     def target(self, output: str, place: RegionPlace) -> RegionTarget:
-        opened = self._open(place.region)
+        opened = self._open_region(place.region)
         opened.check(f"output '{output}'", place.offset, place.byte_size)
         return RegionTarget(opened, place)
 
-    def _open(self, name: str) -> OpenRegion:
-        region = self._find(name)
+    def _open_region(self, name: str) -> OpenRegion:
+        region = self._find_region(name)
         opened = self._opened.get(name)
         if opened is None or opened.region != region:
             opened = self._opened[name] = open_region(region)
         return opened
 
-    def _find(self, name: str) -> Region:
+    def _find_region(self, name: str) -> Region:
         self._check_allowed()
         known = self._known.get(name)
-        file = self._file(name) if known is None else known.file
+        file = self._region_file(name) if known is None else known.file
         try:
             found = os.stat(file)
         except FileNotFoundError:
@@ -130,25 +132,25 @@ class SharedMemory:
             stamp = (found.st_ino, found.st_mtime_ns)
             if known is not None and known.stamp == stamp:
                 return known.region
-            region = _read(file)
+            region = _read_region(file)
         if region is None:
             self._known.pop(name, None)
             raise InvalidRequest(f"there is no shared memory region '{name[:80]}': register it first")
         if len(self._known) >= self._max_regions:
-            self._known.clear()  # some of them are registered no more
+            self._known.clear()  # some of the cached regions were unregistered
         self._known[name] = _Known(file, stamp, region)
         return region
 
     def _check_allowed(self) -> None:
         if not self._is_allowed:
             raise Forbidden(
-                "this server shares no memory with clients: send the data, or start it with --allow-shared-memory "
-                "(setting allow_shared_memory)"
+                "shared memory is not allowed on this server: send the data, or start the server with "
+                "--allow-shared-memory (setting allow_shared_memory)"
             )
 
-    def _put(self, region: Region) -> None:
-        file, draft = self._file(region.name), self._folder / f"{secrets.token_hex(8)}.draft"
-        known = _read(file)
+    def _store_region(self, region: Region) -> None:
+        file, draft = self._region_file(region.name), self._folder / f"{secrets.token_hex(8)}.draft"
+        known = _read_region(file)
         if known is not None:
             _check_same(known, region)
         elif sum(1 for _ in self._folder.glob("*.json")) >= self._max_regions:
@@ -156,33 +158,30 @@ class SharedMemory:
         try:
             draft.write_bytes(orjson.dumps(asdict(region)))
             if known is None:
-                os.link(draft, file)  # fails where another gateway was faster
+                os.link(draft, file)  # fails if another gateway was faster
             else:
-                draft.replace(file)  # the same place again, of an object that its owner made anew
+                draft.replace(file)  # the same region of an object that its owner has recreated
         except FileExistsError:
-            if (winner := _read(file)) is not None:
+            if (winner := _read_region(file)) is not None:
                 _check_same(winner, region)
         except OSError as error:
-            raise Unavailable(f"the region cannot be noted: {error.strerror}: free some temporary space") from error
+            raise Unavailable(f"cannot store the region: {error.strerror}: free some temporary space") from error
         finally:
             draft.unlink(missing_ok=True)
 
-    def _file(self, name: str) -> Path:
-        """Names may have any characters, files may not."""
+    def _region_file(self, name: str) -> Path:
+        """Return the file of a region; names are hashed because they may have any characters."""
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
 
-def served(memory: SharedMemory | None) -> SharedMemory:
+def require_memory(memory: SharedMemory | None) -> SharedMemory:
     if memory is None:
-        raise InvalidRequest("this server takes no tensors from shared memory: send their data")
+        raise InvalidRequest("this endpoint does not support shared memory: send the data")
     return memory
 
 
-def no_cuda(region: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"there is no CUDA shared memory region '{region[:80]}', and none can be registered: "
-        f"this server takes tensors from system shared memory only"
-    )
+def cuda_not_supported(region: str) -> InvalidRequest:
+    return InvalidRequest(f"CUDA shared memory is not supported (region '{region[:80]}'): use system shared memory")
 
 
 def _check_same(known: Region, wanted: Region) -> None:
@@ -193,7 +192,7 @@ def _check_same(known: Region, wanted: Region) -> None:
         )
 
 
-def _read(file: Path) -> Region | None:
+def _read_region(file: Path) -> Region | None:
     try:
         return Region(**orjson.loads(file.read_bytes()))
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""What is written when models are deployed."""
+"""Deploying, loading and unloading of models."""

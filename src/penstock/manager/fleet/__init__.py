@@ -1,1 +1,1 @@
-"""What starts, stops and watches the roles of a cluster on machines."""
+"""Fleets: start, stop and watch the roles of a cluster on one or more machines."""

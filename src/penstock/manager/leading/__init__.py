@@ -1,1 +1,1 @@
-"""Who leads among several managers."""
+"""The election of the leader among several managers."""

@@ -1,20 +1,20 @@
-"""Who leads: one manager at a time, by a lease in the metadata store. Decides; never acts.
+"""The election of one leader at a time, by leases in the metadata store. Pure: no I/O.
 
-Every manager holds a lease, and writes its name under it; who writes `leader` under its own leads, with the revision of
-that record as its epoch. The lease is counted from when the call that prolonged it was sent, and a reign ends a margin
-before that time is over: whatever pauses, answers late or is lost, it has ended here before the store can give the
-record to another. A reign that has ended never goes on: where the lease turns out to be alive, the record is written
-again, and that is another epoch.
+Every manager holds a lease, and registers its name with it. The manager that writes the record `leader` with its lease
+leads; the revision of that record is its epoch. The time of a lease counts from when the call that renewed it was sent,
+and a term ends a margin before the lease can expire. So a paused or disconnected leader has ended its term before
+another manager can write the record. A term that has ended never resumes: if the lease is still alive, the manager
+writes the record again, which starts a new epoch.
 """
 
 from dataclasses import dataclass
 
 RETRY_S = 0.2  # after a call that failed
-MARGIN = 0.1  # of the lease's time: clocks that do not run alike, and what is on its way
-BEATS = 4  # how often a lease is prolonged in its time
+MARGIN = 0.1  # share of the lease's time, for clock drift and messages in flight
+RENEWALS = 4  # renewals of a lease within its time
 
 
-# --- what happens
+# --- events
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class LeaseKept:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """The store does not know it any more."""
+    """The lease has expired or was revoked in the store."""
 
     lease: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseCallFailed:
-    """Nobody knows whether it was heard."""
+    """A call to grant or renew a lease failed; the store may have executed the call."""
 
-    lease: int  # 0: of a grant
+    lease: int  # 0: the call was a grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +53,23 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class CampaignEnded:
-    """If it was won, or nobody knows, the record will be seen."""
+    """The attempt to write `leader` has ended; if it succeeded, `LeaderSeen` follows."""
 
     lease: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderSeen:
-    """The record `leader` is so, at that revision of the store."""
+    """The state of the record `leader` at a revision of the store."""
 
     revision: int
-    lease: int  # that it was written under
-    is_there: bool
+    lease: int  # the lease of the manager that wrote the record
+    exists: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSetBack:
-    """Its revisions are lower than those that were seen: it was wiped, or is an older copy."""
+    """The store's revisions are lower than before: the store was wiped, or restored from an older copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ LeadershipEvent = (
 )
 
 
-# --- what is to be done
+# --- actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +116,22 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Write `leader`, if it has this revision; 0: if it is absent."""
+    """Write the record `leader` if its revision is `expected`; 0 means that the record must not exist."""
 
     lease: int
     expected: int
 
 
 @dataclass(frozen=True, slots=True)
-class BeginReign:
+class BeginTerm:
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class EndReign:
+class EndTerm:
     epoch: int
-    why: str
+    reason: str
+    is_resigning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +139,18 @@ class RevokeLease:
     lease: int
 
 
-LeadershipAction = GrantLease | KeepLease | Register | Campaign | BeginReign | EndReign | RevokeLease
+LeadershipAction = GrantLease | KeepLease | Register | Campaign | BeginTerm | EndTerm | RevokeLease
 
 
 class Leadership:
     def __init__(self, ttl_s: float) -> None:
-        self._beat_s = ttl_s / BEATS
+        self._renew_s = ttl_s / RENEWALS
         self._lease = 0
-        self._until = 0.0  # the lease is certainly held before
-        self._record = 0  # the revision of `leader` where that is this manager's
-        self._epoch = 0  # the same, until its time is over
-        self._reign = 0  # the epoch that was begun and not ended
-        self._seen = 0  # the newest revision that is known of `leader`
+        self._until = 0.0  # the lease is certainly held until this time
+        self._record = 0  # the revision of `leader` if this manager wrote it, else 0
+        self._epoch = 0  # like `_record`, but 0 once the lease may have expired
+        self._term = 0  # the epoch of the term that was started and not ended
+        self._seen = 0  # the newest known revision of `leader`
         self._is_vacant = False
         self._is_registered = False
         self._is_calling = self._is_registering = self._is_campaigning = False
@@ -157,15 +158,18 @@ class Leadership:
         self._is_resigned = False
 
     def epoch(self, now: float) -> int:
-        """0: it does not lead. Asked at every act: nobody knows for how long a process was stopped just now."""
+        """Return the epoch, or 0 if this manager does not lead.
+
+        Call this before every write, because the process may have been paused since the last check.
+        """
         return self._epoch if now < self._until and not self._is_resigned else 0
 
     @property
     def wake_at(self) -> float:
-        """When time alone changes something."""
+        """Return the time of the next `TimePassed` that changes something."""
         if self._is_resigned:
             return float("inf")
-        times = [self._until] if self._reign else []
+        times = [self._until] if self._term else []
         if not self._is_calling:
             times.append(self._call_at)
         if self._lease and not self._is_registered and not self._is_registering:
@@ -179,18 +183,18 @@ class Leadership:
             return []
         if now >= self._until:
             self._epoch = 0
-        ended = self._reigns(now)
+        ended = self._update_term(now)
         match event:
             case LeaseGranted(lease, ttl_s, sent_at):
                 self._is_calling = False
-                self._lease, self._until = lease, _until(sent_at, ttl_s)
-                self._call_at = sent_at + self._beat_s
+                self._lease, self._until = lease, _compute_lease_end(sent_at, ttl_s)
+                self._call_at = sent_at + self._renew_s
             case LeaseKept(lease, left_s, sent_at) if lease == self._lease:
                 self._is_calling = False
-                self._until = max(self._until, _until(sent_at, left_s))
-                self._call_at = sent_at + self._beat_s
+                self._until = max(self._until, _compute_lease_end(sent_at, left_s))
+                self._call_at = sent_at + self._renew_s
             case LeaseEnded(lease) if lease == self._lease:
-                self._forget_lease(now)
+                self._drop_lease(now)
             case LeaseCallFailed(lease) if lease == self._lease:
                 self._is_calling = False
                 self._call_at = now + RETRY_S
@@ -201,30 +205,31 @@ class Leadership:
             case CampaignEnded(lease) if lease == self._lease:
                 self._is_campaigning = False
                 self._campaign_at = now + RETRY_S
-            case LeaderSeen(revision, lease, is_there) if revision > self._seen:
-                self._seen, self._is_vacant = revision, not is_there
-                self._record = self._epoch = revision if is_there and lease and lease == self._lease else 0
+            case LeaderSeen(revision, lease, exists) if revision > self._seen:
+                self._seen, self._is_vacant = revision, not exists
+                self._record = self._epoch = revision if exists and lease and lease == self._lease else 0
                 self._campaign_at = now
             case StoreSetBack():
                 self._seen, self._record, self._epoch = 0, 0, 0
             case Resigning():
-                return self._resign(now)
-        return [*ended, *self._reigns(now), *self._calls(now)]
+                return self._resign()
+        return [*ended, *self._update_term(now), *self._start_due_calls(now)]
 
-    def _reigns(self, now: float) -> list[LeadershipAction]:
+    def _update_term(self, now: float) -> list[LeadershipAction]:
         epoch = self.epoch(now)
-        if epoch == self._reign:
+        if epoch == self._term:
             return []
         found: list[LeadershipAction] = []
-        if self._reign:
-            why = "the store has not answered in time" if self._record == self._reign else "the record is another's"
-            found.append(EndReign(self._reign, why))
+        if self._term:
+            is_late = self._record == self._term
+            reason = "the metadata store did not renew the lease in time" if is_late else "another manager leads"
+            found.append(EndTerm(self._term, reason))
         if epoch:
-            found.append(BeginReign(epoch))
-        self._reign = epoch
+            found.append(BeginTerm(epoch))
+        self._term = epoch
         return found
 
-    def _calls(self, now: float) -> list[LeadershipAction]:
+    def _start_due_calls(self, now: float) -> list[LeadershipAction]:
         found: list[LeadershipAction] = []
         if not self._is_calling and now >= self._call_at:
             self._is_calling = True
@@ -241,18 +246,20 @@ class Leadership:
         is_open = self._is_vacant or (self._record and not self._epoch)
         return bool(is_open and self._lease and now < self._until and not self._is_campaigning)
 
-    def _forget_lease(self, now: float) -> None:
-        """What was written under it is gone, or goes now."""
-        self._lease, self._until, self._record, self._epoch = 0, 0.0, 0, 0
+    def _drop_lease(self, now: float) -> None:
+        """Forget the lease; the store removes the records that were written with it."""
+        self._lease, self._until, self._record = 0, 0.0, 0
         self._is_registered = False
         self._is_calling = self._is_registering = self._is_campaigning = False
         self._call_at = now
 
-    def _resign(self, now: float) -> list[LeadershipAction]:
-        found: list[LeadershipAction] = [EndReign(self._reign, "it resigns")] if self._reign else []
-        self._is_resigned, self._reign = True, 0
+    def _resign(self) -> list[LeadershipAction]:
+        found: list[LeadershipAction] = []
+        if self._term:
+            found.append(EndTerm(self._term, "manager is shutting down", is_resigning=True))
+        self._is_resigned = True
         return [*found, RevokeLease(self._lease)] if self._lease else found
 
 
-def _until(sent_at: float, ttl_s: float) -> float:
+def _compute_lease_end(sent_at: float, ttl_s: float) -> float:
     return sent_at + ttl_s * (1 - MARGIN)

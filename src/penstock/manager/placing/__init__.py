@@ -1,1 +1,1 @@
-"""Which workers hold which blocks."""
+"""The placement of blocks on workers."""

@@ -1,1 +1,1 @@
-"""What is wrong with a model's folder, and what to do."""
+"""Checks a model's folder, and reports problems with advice."""

@@ -1,4 +1,4 @@
-"""What a check of a model finds: problems that keep it from being served, and warnings."""
+"""The findings of a check: problems, which prevent a model from being served, and warnings."""
 
 import os
 import shlex
@@ -9,19 +9,19 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    code: str  # stable: scripts may go by it
+    code: str  # does not change between releases, for scripts
     message: str
     advice: str = ""  # what to do
     is_warning: bool = False
-    version: str = ""  # empty: of the model as a whole
+    version: str = ""  # empty: the finding is about the whole model
 
 
 def as_json(findings: Iterable[Finding]) -> dict[str, list[dict[str, str]]]:
-    told: dict[str, list[dict[str, str]]] = {"problems": [], "warnings": []}
+    lists: dict[str, list[dict[str, str]]] = {"problems": [], "warnings": []}
     for found in findings:
-        said = {key: value for key, value in asdict(found).items() if value and key != "is_warning"}
-        told["warnings" if found.is_warning else "problems"].append(said)
-    return told
+        fields = {key: value for key, value in asdict(found).items() if value and key != "is_warning"}
+        lists["warnings" if found.is_warning else "problems"].append(fields)
+    return lists
 
 
 def warning(code: str, message: str, advice: str = "", version: str = "") -> Finding:
@@ -29,7 +29,7 @@ def warning(code: str, message: str, advice: str = "", version: str = "") -> Fin
 
 
 def command(*words: object) -> str:
-    """A line that can be pasted into a shell, whatever the paths in it are."""
+    """Return a command with its arguments quoted for a shell."""
     return shlex.join(str(word) for word in words)
 
 
@@ -38,10 +38,16 @@ def has_problem(findings: Iterable[Finding]) -> bool:
 
 
 def dangling_link(file: Path) -> Finding:
-    message = f"{file} is a link to {os.readlink(file)}, which is not there"
-    return Finding("dangling_link", message, "Make the link anew, or copy the file in its place.")
+    message = f"{file} is a link to {os.readlink(file)}, which does not exist"
+    return Finding("dangling_link", message, "Create the link again, or replace the link with a copy of the file.")
+
+
+def outside_link(path: Path) -> Finding:
+    message = f"{path} is a link to a place outside the model's folder"
+    real = f"{command('rm', path)} && {command('cp', '-rL', os.readlink(path), path)}" if path.is_symlink() else ""
+    return Finding("outside_link", message, f"Replace the link with a copy of its target{f': {real}' if real else '.'}")
 
 
 def unreadable(path: Path, error: OSError) -> Finding:
-    advice = "The user that runs Penstock must be able to read it: chmod -R a+rX, or chown."
+    advice = "Let the user that runs Penstock read the file or folder: chmod -R a+rX, or chown."
     return Finding("unreadable", f"{path} cannot be read: {(error.strerror or str(error)).lower()}", advice)

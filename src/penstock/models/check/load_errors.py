@@ -1,39 +1,40 @@
-"""What an engine or a task says as a model is loaded or run, in words that say what to do."""
+"""Explains errors that occur while a model is loaded or runs, and gives advice."""
 
 import re
 
 from penstock.core.errors import EngineFailed, InvalidRequest, InvalidTensor, PenstockError, RequestTooLarge, message_of
 from penstock.models.check.findings import Finding, warning
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
+from penstock.tasks.built_in import load_description
 
 LOADING_ADVICE = {
-    "unknown_operator": "The network has an operator that this engine does not know. Try the other (engine: openvino "
-    "or onnx), or export the model anew with an older opset and without custom operators.",
+    "unknown_operator": "The engine does not support an operator of the network. Try engine: openvino or onnx, "
+    "or export the model again with an older opset and without custom operators.",
     "unknown_opset": "The file is newer than the installed runtime: pip install -U onnxruntime, or export with an "
     "older opset.",
-    "engine_not_built": "TensorRT says what it cannot do with the file: export it otherwise, or say engine: onnx.",
-    "open_shape": "Say the sizes that it takes: docs/tensorrt.md.",
-    "device_missing": "Say instances: {device: cpu} in model.yaml, or device: auto; where the engine needs a GPU, "
+    "engine_not_built": "See TensorRT's message: export the model differently, or set engine: onnx.",
+    "open_shape": "Set the sizes of its inputs: docs/tensorrt.md.",
+    "device_missing": "Set instances: {device: cpu} or device: auto in model.yaml; if the engine needs a GPU, set "
     "another engine.",
     "package_missing": "Install it into the environment that Penstock runs in; for PyTorch: "
     "pip install 'penstock-serve[torch]'.",
-    "unsupported_precision": "Say another precision in model.yaml, or auto: docs/engines.md.",
-    "no_tensor": "Export it so that all inputs and outputs are tensors; of scikit-learn's models: "
+    "unsupported_precision": "Set another precision in model.yaml, or auto: docs/engines.md.",
+    "no_tensor": "Export it so that all inputs and outputs are tensors; for models of scikit-learn: "
     "options={'zipmap': False}.",
-    "torch_inputs": "Say what the file takes: docs/torch-models.md.",
-    "invalid_tokenizer": "Copy the tokenizer.json that belongs to the model, or correct its name.",
-    "invalid_labels": "One label a line in classify.labels, as many as the network's output is wide.",
-    "task_mismatch": "The network does not fit the task: correct task: in model.yaml (task: tensor serves any network "
-    "as it is), or export the model with the inputs and outputs that the task wants (docs/tasks.md).",
-    "wrong_format": "Copy or export the file anew.",
-    "plugin_broken": "Reinstall the package that brings it, or correct its entry point: docs/engines.md.",
+    "torch_inputs": "Declare the file's inputs and outputs: docs/torch-models.md.",
+    "invalid_tokenizer": "Copy the tokenizer.json that belongs to the model.",
+    "invalid_labels": "Write one label per line into labels.txt, as many as the network's output has numbers.",
+    "task_mismatch": "The network does not fit the task: correct task: in model.yaml (task: tensor serves any "
+    "network unchanged), or export the model with the inputs and outputs that the task needs (docs/tasks.md).",
+    "wrong_format": "Copy or export the file again.",
+    "plugin_broken": "Reinstall the package that contains it, or correct its entry point: docs/engines.md.",
     "python_import": "Install the package, and name it in requirements.txt.",
-    "python_load": "Correct the model's code; the end of its traceback is above.",
+    "python_load": "Correct the model's code.",
     "no_memory": "Free memory, or use fewer instances.",
     "load_failed": "See docs/models.md, and try the file with the runtime's own tools.",
 }
-# What runtimes and Python itself say, which have no codes. The first that is found explains it.
-_SAID_BY_OTHERS = (
+# Patterns of messages of runtimes and Python, which have no codes. The first pattern that matches decides.
+_CODES_BY_MESSAGE = (
     (
         r"No Op registered for|is not a registered function/op|No conversion rule found|[Uu]nsupported operator",
         "unknown_operator",
@@ -52,7 +53,7 @@ _CODE_FAULTS = re.compile(
 
 def explain_load_error(error: Exception) -> Finding:
     message = message_of(error)
-    # An engine's own message is cut; what it was made from may say more.
+    # An engine's message is shortened, but its cause may contain the whole text.
     whole = f"{message}\n{error.__cause__ or ''}"
     if found := _NEWER.search(whole):
         message = (
@@ -60,43 +61,47 @@ def explain_load_error(error: Exception) -> Finding:
             if isinstance(error, PenstockError)
             else found[0]
         )
-    if code := _code(error, whole):
+    if code := _finding_code(error, whole):
         return Finding(code, message, LOADING_ADVICE[code])
     if isinstance(error, EngineFailed | InvalidTensor):
-        what = f"its first run fails, with zeros and 8 for every size that the file leaves open: {message}"
+        what = f"the model's first run, on zeros, with size 8 for each dynamic dimension, fails: {message}"
         advice = (
-            "Say is_batched: true where the first dimension is a batch, or warm_up: false where it takes other sizes."
+            "Set is_batched: true if the first dimension is a batch, or warm_up: false if the model needs other sizes."
         )
         return Finding("warm_up_failed", what, advice)
     return Finding("load_failed", message, LOADING_ADVICE["load_failed"])
 
 
 def explain_trial_error(error: Exception, settings: ModelSettings) -> Finding:
-    """What fails on a sample may be the sample's fault, except where the model answers wrongly, or dies."""
+    """Explain an error of the sample request: a problem if the model has a fault, a warning if the request may have."""
     message = message_of(error)
     reason = error.reason if isinstance(error, PenstockError) else ""
     if isinstance(error, InvalidRequest | RequestTooLarge):
-        what = f"the model loads, and refuses the sample request: {message}"
-        return warning("sample_refused", what, "Nothing to do if it is right to refuse zeros or a short text.")
+        what = f"the model loads, but rejects the sample request: {message}"
+        return warning(
+            "sample_refused", what, "This is not a problem if the model rightly rejects zeros or a short text."
+        )
     if reason == "process_ended":
         return Finding("crashed", f"the model's process ended on a request: {message}", "Correct the model's code.")
     if reason == "output_mismatch":
-        advice = "Correct infer, or python.outputs in model.yaml, so that they agree."
+        advice = "Correct the method infer or python.outputs in model.yaml, so that both agree."
         return Finding("output_mismatch", message, advice)
     if settings.engine == "python":
         if _CODE_FAULTS.search(message):
-            return Finding("trial_failed", message, "Correct the model's code; the end of its traceback is above.")
-    elif settings.task != "tensor" or settings.warm_up:
-        return Finding("trial_failed", f"a request fails: {message}", "The model loads, but cannot answer.")
+            return Finding("trial_failed", message, "Correct the model's code.")
+    elif load_description(settings.task).has_real_samples or settings.warm_up:
+        return Finding(
+            "trial_failed", f"a request fails: {message}", "Correct the model, which loads but cannot answer."
+        )
     what = f"a request with zeros fails: {message}"
-    advice = "Nothing to do if the model is right; it may raise InvalidTensor for what it does not take."
+    advice = "This is not a problem if the model rightly rejects zeros; it may raise InvalidTensor for invalid inputs."
     return warning("trial_failed", what, advice)
 
 
-def _code(error: Exception, whole: str) -> str:
-    """A model's own code fails for many reasons, so there what Python says goes first."""
+def _finding_code(error: Exception, whole: str) -> str:
+    """Return the finding's code, from the error's reason, or from the error's message if the model's code failed."""
     reason = error.reason if isinstance(error, PenstockError) else ""
     if reason not in LOADING_ADVICE or reason == "python_load":
-        said = (code for pattern, code in _SAID_BY_OTHERS if re.search(pattern, whole))
-        return next(said, reason if reason in LOADING_ADVICE else "")
+        codes = (code for pattern, code in _CODES_BY_MESSAGE if re.search(pattern, whole))
+        return next(codes, reason if reason in LOADING_ADVICE else "")
     return reason

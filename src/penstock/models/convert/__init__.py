@@ -1,1 +1,1 @@
-"""Other precisions of a model, held against the original."""
+"""Converts models to other precisions, and compares the converted models with the original."""

@@ -1,4 +1,4 @@
-"""A new version of a model in its repository: it appears whole, under a number of its own, or not at all."""
+"""Publishes a new version of a model in the model's repository, atomically and under a new number."""
 
 import errno
 import fcntl
@@ -14,26 +14,26 @@ from typing import Any
 import yaml
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import laid_over
+from penstock.core.yaml_file import overlay
 from penstock.models.folder import VERSION_FILE, ModelFolder
 
 REPORT = "quantization.json"
-PREFIX, LOCK = ".quantize-", ".lock"  # a folder with a dot before its name is no version
+PREFIX, LOCK = ".quantize-", ".lock"  # folders whose name starts with a dot are not versions
 OWN = (VERSION_FILE, REPORT)
 
 
 @contextmanager
 def staging(model: Path) -> Iterator[Path]:
-    """A hidden folder beside the versions. What a killed run left of its own is taken away first."""
+    """Yield a new hidden folder beside the version folders; first, remove hidden folders of killed runs."""
     try:
-        _sweep(model)
+        _remove_stale_folders(model)
         folder = Path(mkdtemp(prefix=PREFIX, dir=model))
     except OSError as error:
         raise ConfigError(f"{model}: cannot be written: {error.strerror}", file=str(model)) from error
     lock = os.open(folder / f"{LOCK}ing", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(folder / f"{LOCK}ing", folder / LOCK)  # whoever finds it finds it held
+        os.rename(folder / f"{LOCK}ing", folder / LOCK)  # the lock file appears when it is locked
         yield folder
     finally:
         os.close(lock)
@@ -41,7 +41,7 @@ def staging(model: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path, model: ModelFolder, version: str, weights: set[str], settings: Mapping[str, Any]) -> None:
-    """Beside the converted file: what else the version needs, and a version.yaml that says what differs."""
+    """Copy the version's other files into `folder`, and write a version.yaml with the settings that differ."""
     source = model.path / version
     try:
         for beside in source.iterdir():
@@ -53,22 +53,22 @@ def fill(folder: Path, model: ModelFolder, version: str, weights: set[str], sett
                 shutil.copy2(beside, folder / beside.name)
         own = source / VERSION_FILE
         before = yaml.safe_load(own.read_text(encoding="utf-8")) if own.is_file() else None
-        written = yaml.safe_dump(laid_over(before or {}, dict(settings)), sort_keys=False)
+        written = yaml.safe_dump(overlay(before or {}, dict(settings)), sort_keys=False)
         (folder / VERSION_FILE).write_text(written, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder.parent}: cannot be written: {error}", file=str(folder.parent)) from error
 
 
 def publish(folder: Path, model: Path, report: Mapping[str, Any]) -> str:
-    """Gives the staged folder the next number; returns it. Another run that took it meanwhile has the one before."""
+    """Move the staged folder to the next free version number; return the number."""
     try:
         (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        folder.chmod(0o755)  # mkdtemp's are their maker's alone, and servers run as somebody else
+        folder.chmod(0o755)  # mkdtemp's folders are private, and servers may run as another user
         (folder / LOCK).unlink()
         while True:
-            target = model / str(_last(model) + 1)
+            target = model / str(_newest_version(model) + 1)
             try:
-                os.rename(folder, target)  # onto a folder that has files it fails
+                os.rename(folder, target)  # fails if the target has files
                 return target.name
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -78,7 +78,7 @@ def publish(folder: Path, model: Path, report: Mapping[str, Any]) -> str:
 
 
 def read_report(model: Path, version: str) -> dict[str, Any] | None:
-    """The report of a version that was made by quantizing another one; None for any other."""
+    """Return the quantization report of a version, or None if the version was not quantized."""
     try:
         return dict(json.loads((model / version / REPORT).read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError):
@@ -86,22 +86,22 @@ def read_report(model: Path, version: str) -> dict[str, Any] | None:
 
 
 def original_of(model: Path, version: str) -> str:
-    """The version that this one was made of, where it was made of one that is still there; else itself."""
+    """Return the version from which `version` was quantized, if the original still exists; otherwise `version`."""
     source = str((read_report(model, version) or {}).get("of_version", ""))
     return source if source.isdecimal() and (model / source).is_dir() else version
 
 
-def _last(model: Path) -> int:
+def _newest_version(model: Path) -> int:
     return max((int(child.name) for child in model.iterdir() if child.name.isdecimal()), default=0)
 
 
-def _sweep(model: Path) -> None:
-    """A run holds a lock on its folder for as long as it lives."""
+def _remove_stale_folders(model: Path) -> None:
+    """Remove the hidden folders that killed runs left, which no process locks any more."""
     for folder in model.glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / LOCK, os.O_RDWR)
         except OSError:
-            continue  # being made, or being published
+            continue  # in use by a live run
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

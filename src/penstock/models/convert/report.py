@@ -1,4 +1,4 @@
-"""What a quantization tried and found, as quantization.json keeps it."""
+"""Builds the report of a quantization, which is stored as quantization.json."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.onnx.variants import weight_files
+from penstock.engines.onnx.onnx_variants import weight_files
+from penstock.models.convert.calibration_samples import Samples
 from penstock.models.convert.fidelity import Fidelity
 from penstock.models.convert.methods import Method
-from penstock.models.convert.samples import Samples
 from penstock.models.convert.speed import Speed
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import ModelFile
@@ -20,18 +20,18 @@ ORIGINAL, FP32 = "original", "fp32"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    version: str = ""  # empty: the newest that is served
+    version: str = ""  # empty: the newest served version
     precision: str = "int8"
     method: str = "auto"
     calibration: Path | None = None
-    min_accuracy: float | None = None  # None: the task's own floor
+    min_accuracy: float | None = None  # None: the task's default floor
     is_forced: bool = False
     has_to_keep_serving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A file that was tried; `problem` says why it could not be."""
+    """A converted file with its figures, or the reason why the conversion failed."""
 
     method: Method
     file: ModelFile | None = None
@@ -39,7 +39,7 @@ class Conversion:
     problem: str = ""
     fidelity: Fidelity | None = None
     speed: Speed | None = None
-    precision: str = ""  # what it really computes in
+    precision: str = ""  # in which the file runs
 
     @property
     def size_bytes(self) -> int:
@@ -56,12 +56,12 @@ class QuantizationRun:
     original: ModelFile
     candidates: Sequence[Conversion]
     speeds: Mapping[str, Speed]
-    served_in: str  # the original's precision as it is served
+    served_in: str  # precision of the original as served
 
 
 def build_report(run: QuantizationRun, chosen: Conversion | None) -> dict[str, Any]:
     original_bytes = sum(file.stat().st_size for file in weight_files(run.original.file))
-    rows = [_row(each, run, original_bytes) for each in run.candidates]
+    rows = [_build_row(each, run, original_bytes) for each in run.candidates]
     facts: dict[str, Any] = {
         "model": run.folder.name,
         "task": run.original.settings.task,
@@ -91,7 +91,7 @@ def build_report(run: QuantizationRun, chosen: Conversion | None) -> dict[str, A
     return facts
 
 
-def _row(each: Conversion, run: QuantizationRun, original_bytes: int) -> dict[str, Any]:
+def _build_row(each: Conversion, run: QuantizationRun, original_bytes: int) -> dict[str, Any]:
     row: dict[str, Any] = {"method": each.method.name, "engine": each.method.engine}
     if each.fidelity is None or each.speed is None:
         return {**row, "problem": each.problem}

@@ -1,1 +1,1 @@
-"""What `engine: auto` becomes: by the processor's features, and by a short trial that is remembered."""
+"""Chooses the engine for `engine: auto` by the processor's features, or by a short trial whose result is stored."""

@@ -1,10 +1,10 @@
-"""The engines that `engine: auto` may become, the one first that the processor's features speak for."""
+"""Finds the candidates for `engine: auto`, and orders them by the processor's features."""
 
 from collections.abc import Collection
 from pathlib import PurePath
 from typing import NamedTuple
 
-from penstock.models.settings import AUTO, ModelSettings
+from penstock.models.model_yaml import AUTO, ModelSettings
 from penstock.telemetry.machine import processor_features
 
 BF16_FEATURES = ("amx_bf16", "avx512_bf16")
@@ -12,35 +12,35 @@ BF16_FEATURES = ("amx_bf16", "avx512_bf16")
 
 class EngineCandidate(NamedTuple):
     engine: str
-    precision: str  # as model.yaml would say it
+    precision: str  # as in model.yaml
 
     def settings(self, settings: ModelSettings) -> ModelSettings:
         return settings.model_copy(update=self._asdict())
 
 
 class EngineCandidates(NamedTuple):
-    ordered: tuple[EngineCandidate, ...]  # at least one; the first is taken where nothing is tried
-    reason: str  # why it is the first
+    ordered: tuple[EngineCandidate, ...]  # at least one; without a trial, the first is chosen
+    reason: str  # why the first candidate is preferred
 
 
 class TrialVerdict(NamedTuple):
     chosen: EngineCandidate
     reason: str
-    is_tried: bool = True  # False: the machine was too busy, which it may not be next time
+    is_tried: bool = True  # False: the machine was too busy for a trial
 
 
 class EngineChoice(NamedTuple):
-    settings: ModelSettings  # with an engine that can be loaded
-    note: str = ""  # what was chosen and why, for people; empty: nothing was left to choose
+    settings: ModelSettings  # with a concrete engine
+    note: str = ""  # the choice and its reason; empty if there was only one candidate
 
 
 def choice_of(verdict: TrialVerdict, settings: ModelSettings) -> EngineChoice:
-    """`settings` say `engine: auto`."""
+    """Return the settings with the verdict's engine, and a note with the reason."""
     return EngineChoice(verdict.chosen.settings(settings), f"engine auto is {verdict.chosen.engine}: {verdict.reason}")
 
 
 def find_candidates(settings: ModelSettings, features: Collection[str], has_gpu: bool = False) -> EngineCandidates:
-    """`has_gpu`: whether ONNX Runtime would take one that `instances.device: auto` leaves to it."""
+    """Return the candidate engines. `has_gpu`: ONNX Runtime would use a GPU for `instances.device: auto`."""
     asked, suffix, device = settings.precision, PurePath(settings.file).suffix, settings.instances.device
     onnx, openvino = EngineCandidate("onnx", "auto" if asked == "auto" else "fp32"), EngineCandidate("openvino", asked)
     if suffix == ".xml":
@@ -48,28 +48,26 @@ def find_candidates(settings: ModelSettings, features: Collection[str], has_gpu:
     if suffix == ".ort":
         return EngineCandidates((onnx,), "only ONNX Runtime reads .ort")
     if device not in ("auto", "cpu") or (device == "auto" and has_gpu):
-        return EngineCandidates((onnx,), "OpenVINO serves on the CPU, and this model is for a GPU")
+        return EngineCandidates((onnx,), "OpenVINO runs on the CPU, but this model is for a GPU")
     if asked == "bf16":
         return EngineCandidates((openvino,), "only OpenVINO computes in BF16 on a CPU")
     found = [feature for feature in BF16_FEATURES if feature in features]
     if asked == "auto" and found:
-        return EngineCandidates(
-            (openvino, onnx), f"the processor has BF16 ({', '.join(found)}), which OpenVINO computes in"
-        )
-    why = "FP32 is asked for" if asked == "fp32" else "the processor has no BF16"
-    return EngineCandidates((onnx, openvino), f"{why}, and in FP32 ONNX Runtime is rarely the slower one")
+        return EngineCandidates((openvino, onnx), f"the processor has BF16 ({', '.join(found)}), which OpenVINO uses")
+    why = "precision: fp32 is set" if asked == "fp32" else "the processor has no BF16"
+    return EngineCandidates((onnx, openvino), f"{why}, and ONNX Runtime is rarely slower in FP32")
 
 
 def choose_by_features(settings: ModelSettings) -> EngineChoice:
-    """Without a trial. Settings that name their engine stay as they are."""
+    """Choose the engine without a trial. If the settings name an engine, choose this engine."""
     if settings.engine != AUTO:
         return EngineChoice(settings)
-    found = find_candidates(settings, processor_features(), takes_gpu(settings))
+    found = find_candidates(settings, processor_features(), would_use_gpu(settings))
     return choice_of(TrialVerdict(found.ordered[0], found.reason), settings)
 
 
-def takes_gpu(settings: ModelSettings) -> bool:
-    """Whether ONNX Runtime would run the model on a GPU where it may choose; asks only then, which takes a while."""
+def would_use_gpu(settings: ModelSettings) -> bool:
+    """Return whether `instances.device` is `auto` and ONNX Runtime would run the model on a GPU."""
     if settings.instances.device != "auto":
         return False
     from penstock.engines.availability import why_not

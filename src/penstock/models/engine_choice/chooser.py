@@ -1,4 +1,4 @@
-"""What `engine: auto` becomes in a worker: as remembered, as a trial finds, or as the processor's features say."""
+"""Chooses the engine for `engine: auto` in a worker, from a stored result, a trial, or the processor's features."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from penstock.models.engine_choice.candidates import (
     TrialVerdict,
     choice_of,
     find_candidates,
-    takes_gpu,
+    would_use_gpu,
 )
 from penstock.models.engine_choice.memory import ChoiceMemory, KeptChoice
 from penstock.models.loading import LoadedModel, LoadWith, ModelFile
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from penstock.telemetry.control_groups import usable_cores
 from penstock.telemetry.machine import installed_version, processor, processor_features
 
 FOLDER = "engine-choices"  # in the data directory
-RECIPE = "1"  # counts up when trials are made in another way
-WAITS = 5  # times a trial's bound, what another process gets to end its own
-COUNTED = ("avx", "amx", "fma", "sse4", "asimd", "sve", "bf16", "i8mm")  # features that engines have code for
+RECIPE = "1"  # increase this number when trials change
+WAITS = 5  # how long to wait for another process's trial, as a multiple of a trial's time limit
+COUNTED = ("avx", "amx", "fma", "sse4", "asimd", "sve", "bf16", "i8mm")  # processor features that engines use
 LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino")
 
 log = structlog.get_logger()
@@ -31,28 +31,30 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class EngineChooser:
-    """One of a worker; workers that share a data directory try a model once."""
+    """Chooses engines for one worker. Workers that share a data directory try each model only once."""
 
     data_dir: Path
-    trial_s: float  # 0: the processor's features decide alone
+    trial_s: float  # time limit of a trial; 0: no trials
 
     def choose(self, model: ModelFile, fingerprint: str, load: LoadWith) -> tuple[EngineChoice, LoadedModel | None]:
-        """Blocks for as long as a trial takes, here or in another worker. Raises what is wrong where none loads it."""
+        """Choose an engine; wait for a trial in this or another worker to end. Raise an error if no engine works."""
         settings, features = model.settings, processor_features()
-        found = find_candidates(settings, features, takes_gpu(settings))
+        found = find_candidates(settings, features, would_use_gpu(settings))
         first = TrialVerdict(found.ordered[0], found.reason)
         if len(found.ordered) == 1 or not self.trial_s:
             return choice_of(first, settings), None
-        run = _Run(settings, load, self.trial_s, found.ordered)
-        memory, key = ChoiceMemory(self.data_dir / FOLDER), _key(model, fingerprint, features)
+        run = _ChoiceRun(settings, load, self.trial_s, found.ordered)
+        memory, key = ChoiceMemory(self.data_dir / FOLDER), _trial_key(model, fingerprint, features)
         try:
-            with memory.turn(key, WAITS * self.trial_s) as kept:
-                verdict, loaded = run.once(kept)
+            with memory.hold_record(key, WAITS * self.trial_s) as kept:
+                verdict, loaded = run.use_kept_or_try(kept)
         except TimeoutError as error:
             verdict, loaded = TrialVerdict(first.chosen, f"{found.reason}; {error}"), None
         except OSError as error:
-            verdict, loaded = run.now()
-            verdict = verdict._replace(reason=f"{verdict.reason}; it cannot be remembered: {error.strerror or error}")
+            verdict, loaded = run.try_candidates()
+            verdict = verdict._replace(
+                reason=f"{verdict.reason}; the result cannot be stored: {error.strerror or error}"
+            )
         if loaded is not None:
             name = model.folder.parent.name
             log.info("engine_chosen", model=name, engine=verdict.chosen.engine, reason=verdict.reason)
@@ -60,36 +62,38 @@ class EngineChooser:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ChoiceRun:
     settings: ModelSettings
     load: LoadWith
     bound_s: float
     candidates: Sequence[EngineCandidate]
 
-    def once(self, kept: KeptChoice) -> tuple[TrialVerdict, LoadedModel | None]:
+    def use_kept_or_try(self, kept: KeptChoice) -> tuple[TrialVerdict, LoadedModel | None]:
         if (known := kept.verdict) is not None and known.chosen in self.candidates:
             return known, None
         living = [each for each in self.candidates if not kept.is_deadly(each)]
         loaded: LoadedModel | None = None
         if len(living) < len(self.candidates):
-            verdict = TrialVerdict(living[0], "the other engine has ended workers that tried it")
+            verdict = TrialVerdict(living[0], "the other engine has crashed workers that tried it")
         else:
             try:
-                verdict, loaded = self.now(kept.began)
+                verdict, loaded = self.try_candidates(kept.began)
             except BaseException:
-                kept.forget()  # this process lives
+                kept.forget()  # this process has survived the trial
                 raise
         kept.keep(verdict)
         return verdict, loaded
 
-    def now(self, began: Callable[[EngineCandidate], None] = lambda _: None) -> tuple[TrialVerdict, LoadedModel]:
-        from penstock.models.engine_choice.trial import EngineTrial  # with all that samples are made of
+    def try_candidates(
+        self, began: Callable[[EngineCandidate], None] = lambda _: None
+    ) -> tuple[TrialVerdict, LoadedModel]:
+        from penstock.models.engine_choice.engine_trial import EngineTrial  # imports the libraries of samples
 
         return EngineTrial(self.settings, self.load, self.bound_s).run(self.candidates, began)
 
 
-def _key(model: ModelFile, fingerprint: str, features: Collection[str]) -> dict[str, str]:
-    """All that a trial's outcome hangs on."""
+def _trial_key(model: ModelFile, fingerprint: str, features: Collection[str]) -> dict[str, str]:
+    """Return the properties of the model and the machine on which a trial's result depends."""
     settings = model.settings
     return {
         "recipe": RECIPE,

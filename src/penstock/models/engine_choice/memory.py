@@ -1,4 +1,4 @@
-"""What trials have found on this machine, a file each, that its processes take turns at."""
+"""Stores the results of trials on this machine, in one locked file per model."""
 
 import fcntl
 import hashlib
@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from penstock.models.engine_choice.candidates import EngineCandidate, TrialVerdict
 
-MOST_FILES = 64  # the oldest go first
-DEATHS = 3  # of processes while they tried an engine, after which that one is not tried again
+MOST_FILES = 64  # above this number, the oldest files are removed
+DEATHS = 3  # an engine is skipped after this many processes died while they tried it
 LOOK_S = 0.02
 ENDING = ".json"
 
@@ -25,19 +25,19 @@ class _Record(BaseModel):
     key: dict[str, str]
     chosen: EngineCandidate | None = None
     reason: str = ""
-    trying: str = ""  # the engine that is just being loaded
+    trying: str = ""  # the engine that a process is loading now
     deaths: dict[str, int] = {}
 
 
 class KeptChoice:
-    """One model on one machine, for as long as nobody else writes it down."""
+    """Reads and writes the stored result for one model, whose file is locked against other processes."""
 
     def __init__(self, file: IO[str], key: Mapping[str, str]) -> None:
         self._file = file
         self._key = dict(key)
         self._found = self._read()
         self._deaths = Counter(self._found.deaths)
-        if self._found.trying:  # and it was not heard of again
+        if self._found.trying:  # the process that loaded it died
             self._deaths[self._found.trying] += 1
 
     @property
@@ -46,7 +46,7 @@ class KeptChoice:
         return None if chosen is None else TrialVerdict(chosen, f"{self._found.reason} (remembered)")
 
     def is_deadly(self, candidate: EngineCandidate) -> bool:
-        """Whether processes that tried it were not heard of again."""
+        """Return whether too many processes have died while they tried the candidate's engine."""
         return self._deaths[candidate.engine] >= DEATHS
 
     def began(self, candidate: EngineCandidate) -> None:
@@ -62,7 +62,7 @@ class KeptChoice:
         self._write(_Record(key=self._key))
 
     def _read(self) -> _Record:
-        """What is no record of this is as nothing."""
+        """Read the stored record; return an empty record if the file is invalid or has another key."""
         try:
             found = _Record.model_validate_json(self._file.read())
         except (ValueError, OSError):
@@ -70,7 +70,7 @@ class KeptChoice:
         return found if found.key == self._key else _Record(key=self._key)
 
     def _write(self, record: _Record) -> None:
-        with suppress(OSError):  # a full disk: then the next one tries again
+        with suppress(OSError):  # if the disk is full, the next process tries again
             self._file.seek(0)
             self._file.truncate()
             self._file.write(record.model_dump_json(indent=1))
@@ -82,17 +82,20 @@ class ChoiceMemory:
         self._folder = folder
 
     @contextmanager
-    def turn(self, key: Mapping[str, str], wait_s: float) -> Iterator[KeptChoice]:
-        """Raises OSError where nothing can be kept, and TimeoutError where another has its turn for too long."""
+    def hold_record(self, key: Mapping[str, str], wait_s: float) -> Iterator[KeptChoice]:
+        """Yield the stored result for `key` while holding the lock of its file.
+
+        Raise TimeoutError if another process holds the lock for too long.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
         path = self._folder / f"{name}{ENDING}"
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8") as file:
             _lock(file, wait_s)
             yield KeptChoice(file, key)
-        self._forget_oldest()
+        self._delete_oldest()
 
-    def _forget_oldest(self) -> None:
+    def _delete_oldest(self) -> None:
         with suppress(OSError):
             files = sorted(self._folder.glob(f"*{ENDING}"), key=lambda file: file.stat().st_mtime)
             for file in files[:-MOST_FILES]:
@@ -100,14 +103,16 @@ class ChoiceMemory:
 
 
 def _lock(file: IO[str], wait_s: float) -> None:
-    """The lock ends with the file, or with the process."""
+    """Lock the file until the file is closed or the process ends."""
     until = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
-                raise TimeoutError(f"another process tries the same for more than {wait_s:g} s") from None
+                raise TimeoutError(
+                    f"another process has tried engines for this model for more than {wait_s:g} s"
+                ) from None
             time.sleep(LOOK_S)
         else:
             return

@@ -1,1 +1,1 @@
-"""Real texts and photographs to try models with."""
+"""Real texts and photographs, with which models are tried and measured."""

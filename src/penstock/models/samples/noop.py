@@ -1,4 +1,4 @@
-"""A model that does nothing: 256 floats in, the same out."""
+"""The sample model `identity`, which returns its input of 256 floats."""
 
 import shutil
 from importlib import resources
@@ -10,7 +10,7 @@ NOOP = "identity"
 
 
 def write_noop(folder: Path, **settings: object) -> Path:
-    """As a model's folder, with `settings` laid over its own."""
+    """Write the sample model's folder; `settings` override keys of the sample's model.yaml."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     with resources.as_file(resources.files("penstock.models.samples") / "data" / "identity") as source:
         shutil.copy(source / "model.onnx", folder / "1" / "model.onnx")

@@ -1,4 +1,4 @@
-"""Real English text to load a model with: short queries and longer passages."""
+"""English texts for load and calibration: short queries and longer passages."""
 
 import gzip
 import json
@@ -7,17 +7,17 @@ from importlib import resources
 
 
 def queries() -> list[str]:
-    """1,500 phrases and sentences of 4 to 12 words."""
+    """Return 1,500 phrases and sentences of 4 to 12 words."""
     return _read()["queries"]
 
 
 def passages() -> list[str]:
-    """1,500 runs of whole sentences, 40 to 80 words each."""
+    """Return 1,500 passages of whole sentences, 40 to 80 words each."""
     return _read()["passages"]
 
 
 def mixed(count: int, seed: int) -> list[str]:
-    """Half queries and half passages, shuffled by the seed; texts repeat once all have been used."""
+    """Return `count` texts, half queries and half passages, shuffled with the seed. A text may occur several times."""
     texts = _read()
     rng = random.Random(seed)
     chosen = _draw(rng, texts["queries"], count - count // 2) + _draw(rng, texts["passages"], count // 2)

@@ -48,7 +48,7 @@ class DirectCaller(_message.Message):
     def __init__(self, name: _Optional[str] = ..., key_id: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[LimitsOfKey, _Mapping]] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class DiscoverResponse(_message.Message):
-    __slots__ = ("failure", "address", "token", "expires_at", "block_id", "worker_id", "gateway_id", "is_tls", "is_idempotent")
+    __slots__ = ("failure", "address", "token", "expires_at", "block_id", "worker_id", "gateway_id", "is_tls", "is_idempotent", "lives_s")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class DiscoverResponse(_message.Message):
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     IS_TLS_FIELD_NUMBER: _ClassVar[int]
     IS_IDEMPOTENT_FIELD_NUMBER: _ClassVar[int]
+    LIVES_S_FIELD_NUMBER: _ClassVar[int]
     failure: _job_pb2.Failure
     address: str
     token: str
@@ -67,7 +68,8 @@ class DiscoverResponse(_message.Message):
     gateway_id: str
     is_tls: bool
     is_idempotent: bool
-    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., address: _Optional[str] = ..., token: _Optional[str] = ..., expires_at: _Optional[float] = ..., block_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., is_tls: _Optional[bool] = ..., is_idempotent: _Optional[bool] = ...) -> None: ...
+    lives_s: float
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., address: _Optional[str] = ..., token: _Optional[str] = ..., expires_at: _Optional[float] = ..., block_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., is_tls: _Optional[bool] = ..., is_idempotent: _Optional[bool] = ..., lives_s: _Optional[float] = ...) -> None: ...
 
 class KeySpec(_message.Message):
     __slots__ = ("name", "scopes", "models", "blocks", "expires_at", "limits")
@@ -142,12 +144,14 @@ class ListKeysRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListKeysResponse(_message.Message):
-    __slots__ = ("failure", "keys")
+    __slots__ = ("failure", "keys", "are_required")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    ARE_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     failure: _job_pb2.Failure
     keys: _containers.RepeatedCompositeFieldContainer[KeyStatus]
-    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KeyStatus, _Mapping]]] = ...) -> None: ...
+    are_required: bool
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KeyStatus, _Mapping]]] = ..., are_required: _Optional[bool] = ...) -> None: ...
 
 class GetKeyRequest(_message.Message):
     __slots__ = ("key",)

@@ -80,7 +80,7 @@ class AccessServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateKey(self, request, context):
-        """Its text is told this once; of it only a keyed hash is kept.
+        """The answer contains the key's text, which is not stored; only a keyed digest of it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,21 +99,21 @@ class AccessServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """At once, everywhere. It stays in the list, and its name stays taken.
+        """Revoke a key immediately on every endpoint. The key stays in the list, and its name stays taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RotateKey(self, request, context):
-        """A new text for the same key; the old one may go on for a while.
+        """Give the key a new text; the old text may stay valid for a while.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeKey(self, request, context):
-        """Everything but its name and its text.
+        """Change fields of a key, except its name and its text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,7 +126,7 @@ class AccessServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RotateSigning(self, request, context):
-        """Session tokens are signed with a new key from now on; those that were signed before stay good until they expire.
+        """Sign session tokens with a new key from now on; tokens that were signed before stay valid until they expire.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -404,8 +404,8 @@ class Access:
 
 
 class DirectStub:
-    """How a client gets to a worker of its own: docs/direct.md. A manager answers it, and every gateway passes it on, so that
-    a client need know nothing but a gateway. A gateway tells failures as gRPC statuses.
+    """Finds a worker for a direct client: docs/direct.md. A manager answers this method, and every gateway forwards it, so
+    that a client only needs a gateway. Gateways return failures as gRPC statuses.
     """
 
     def __init__(self, channel):
@@ -422,8 +422,8 @@ class DirectStub:
 
 
 class DirectServicer:
-    """How a client gets to a worker of its own: docs/direct.md. A manager answers it, and every gateway passes it on, so that
-    a client need know nothing but a gateway. A gateway tells failures as gRPC statuses.
+    """Finds a worker for a direct client: docs/direct.md. A manager answers this method, and every gateway forwards it, so
+    that a client only needs a gateway. Gateways return failures as gRPC statuses.
     """
 
     def Discover(self, request, context):
@@ -449,8 +449,8 @@ def add_DirectServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Direct:
-    """How a client gets to a worker of its own: docs/direct.md. A manager answers it, and every gateway passes it on, so that
-    a client need know nothing but a gateway. A gateway tells failures as gRPC statuses.
+    """Finds a worker for a direct client: docs/direct.md. A manager answers this method, and every gateway forwards it, so
+    that a client only needs a gateway. Gateways return failures as gRPC statuses.
     """
 
     @staticmethod

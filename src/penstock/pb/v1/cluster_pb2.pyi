@@ -103,22 +103,6 @@ class WorkerStatus(_message.Message):
     etag: str
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., facts: _Optional[_Union[_manager_pb2.WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[_manager_pb2.WorkerLoad, _Mapping]] = ..., silent_s: _Optional[float] = ..., is_draining: _Optional[bool] = ..., is_removed: _Optional[bool] = ..., blocks: _Optional[_Iterable[_Union[_manager_pb2.BlockState, _Mapping]]] = ..., etag: _Optional[str] = ...) -> None: ...
 
-class DrainWorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "is_draining", "expected")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    is_draining: bool
-    expected: str
-    def __init__(self, worker_id: _Optional[str] = ..., is_draining: _Optional[bool] = ..., expected: _Optional[str] = ...) -> None: ...
-
-class DrainWorkerResponse(_message.Message):
-    __slots__ = ("failure",)
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    failure: _job_pb2.Failure
-    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
-
 class RemoveWorkerRequest(_message.Message):
     __slots__ = ("worker_id", "expected")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -259,20 +243,6 @@ class DeployBlockResponse(_message.Message):
     failure: _job_pb2.Failure
     block_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., block_ids: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class ScaleBlockRequest(_message.Message):
-    __slots__ = ("block_id", "replicas")
-    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
-    REPLICAS_FIELD_NUMBER: _ClassVar[int]
-    block_id: str
-    replicas: int
-    def __init__(self, block_id: _Optional[str] = ..., replicas: _Optional[int] = ...) -> None: ...
-
-class ScaleBlockResponse(_message.Message):
-    __slots__ = ("failure",)
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    failure: _job_pb2.Failure
-    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class RemoveBlockRequest(_message.Message):
     __slots__ = ("block_id", "expected")
@@ -493,3 +463,61 @@ class RolledBlockStatus(_message.Message):
     p50_s: float
     p95_s: float
     def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., outcomes: _Optional[int] = ..., errors: _Optional[int] = ..., p50_s: _Optional[float] = ..., p95_s: _Optional[float] = ...) -> None: ...
+
+class PushPolicyRequest(_message.Message):
+    __slots__ = ("name", "code", "description")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    code: bytes
+    description: str
+    def __init__(self, name: _Optional[str] = ..., code: _Optional[bytes] = ..., description: _Optional[str] = ...) -> None: ...
+
+class PushPolicyResponse(_message.Message):
+    __slots__ = ("failure", "policy")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    policy: PolicyStatus
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., policy: _Optional[_Union[PolicyStatus, _Mapping]] = ...) -> None: ...
+
+class ListPoliciesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPoliciesResponse(_message.Message):
+    __slots__ = ("failure", "policies")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    policies: _containers.RepeatedCompositeFieldContainer[PolicyStatus]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ...) -> None: ...
+
+class DeletePolicyRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeletePolicyResponse(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class PolicyStatus(_message.Message):
+    __slots__ = ("name", "sha256", "size_bytes", "description", "created_at", "created_by")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_BY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: str
+    size_bytes: int
+    description: str
+    created_at: float
+    created_by: str
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ..., description: _Optional[str] = ..., created_at: _Optional[float] = ..., created_by: _Optional[str] = ...) -> None: ...

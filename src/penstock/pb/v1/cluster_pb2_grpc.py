@@ -44,11 +44,6 @@ class ClusterStub:
                 request_serializer=v1_dot_cluster__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=v1_dot_cluster__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
-        self.DrainWorker = channel.unary_unary(
-                '/penstock.v1.Cluster/DrainWorker',
-                request_serializer=v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
-                response_deserializer=v1_dot_cluster__pb2.DrainWorkerResponse.FromString,
-                _registered_method=True)
         self.RemoveWorker = channel.unary_unary(
                 '/penstock.v1.Cluster/RemoveWorker',
                 request_serializer=v1_dot_cluster__pb2.RemoveWorkerRequest.SerializeToString,
@@ -63,11 +58,6 @@ class ClusterStub:
                 '/penstock.v1.Cluster/DeployBlock',
                 request_serializer=v1_dot_cluster__pb2.DeployBlockRequest.SerializeToString,
                 response_deserializer=v1_dot_cluster__pb2.DeployBlockResponse.FromString,
-                _registered_method=True)
-        self.ScaleBlock = channel.unary_unary(
-                '/penstock.v1.Cluster/ScaleBlock',
-                request_serializer=v1_dot_cluster__pb2.ScaleBlockRequest.SerializeToString,
-                response_deserializer=v1_dot_cluster__pb2.ScaleBlockResponse.FromString,
                 _registered_method=True)
         self.RemoveBlock = channel.unary_unary(
                 '/penstock.v1.Cluster/RemoveBlock',
@@ -121,15 +111,8 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DrainWorker(self, request, context):
-        """It gets no more blocks, and those that it has go elsewhere. Undone with is_draining false.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def RemoveWorker(self, request, context):
-        """It gets nothing more to do in this life of it, and is forgotten; a new process of that name may join again.
+        """Remove a worker: its process gets no more work. A new process with that name may join.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,12 +125,6 @@ class ClusterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeployBlock(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ScaleBlock(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +149,9 @@ class ClusterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ChangeWorker(self, request, context):
-        """What is asked for of a worker or a block, changed without anything being loaded anew.
+        """Change the settings of a worker or a block without loading a model again. A drained worker (`is_draining`) gets no
+        new blocks, and its blocks move to other workers. DrainWorker and ScaleBlock were earlier names of these methods;
+        do not use the names again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,7 +170,7 @@ class ClusterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchCluster(self, request, context):
-        """Everything first, then what is another; whoever is slow gets several changes as one. Ends when another leads.
+        """A snapshot, then changes; a slow reader gets several changes at once. Ends when another manager leads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,11 +189,6 @@ def add_ClusterServicer_to_server(servicer, server):
                     request_deserializer=v1_dot_cluster__pb2.ListWorkersRequest.FromString,
                     response_serializer=v1_dot_cluster__pb2.ListWorkersResponse.SerializeToString,
             ),
-            'DrainWorker': grpc.unary_unary_rpc_method_handler(
-                    servicer.DrainWorker,
-                    request_deserializer=v1_dot_cluster__pb2.DrainWorkerRequest.FromString,
-                    response_serializer=v1_dot_cluster__pb2.DrainWorkerResponse.SerializeToString,
-            ),
             'RemoveWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveWorker,
                     request_deserializer=v1_dot_cluster__pb2.RemoveWorkerRequest.FromString,
@@ -229,11 +203,6 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.DeployBlock,
                     request_deserializer=v1_dot_cluster__pb2.DeployBlockRequest.FromString,
                     response_serializer=v1_dot_cluster__pb2.DeployBlockResponse.SerializeToString,
-            ),
-            'ScaleBlock': grpc.unary_unary_rpc_method_handler(
-                    servicer.ScaleBlock,
-                    request_deserializer=v1_dot_cluster__pb2.ScaleBlockRequest.FromString,
-                    response_serializer=v1_dot_cluster__pb2.ScaleBlockResponse.SerializeToString,
             ),
             'RemoveBlock': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveBlock,
@@ -336,33 +305,6 @@ class Cluster:
             _registered_method=True)
 
     @staticmethod
-    def DrainWorker(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/penstock.v1.Cluster/DrainWorker',
-            v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
-            v1_dot_cluster__pb2.DrainWorkerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def RemoveWorker(request,
             target,
             options=(),
@@ -433,33 +375,6 @@ class Cluster:
             '/penstock.v1.Cluster/DeployBlock',
             v1_dot_cluster__pb2.DeployBlockRequest.SerializeToString,
             v1_dot_cluster__pb2.DeployBlockResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ScaleBlock(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/penstock.v1.Cluster/ScaleBlock',
-            v1_dot_cluster__pb2.ScaleBlockRequest.SerializeToString,
-            v1_dot_cluster__pb2.ScaleBlockResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -661,7 +576,7 @@ class Cluster:
 
 
 class RolloutsStub:
-    """A name moves from one block to another in steps: docs/rollouts.md.
+    """Move a name from one block to another in steps: docs/rollouts.md.
     """
 
     def __init__(self, channel):
@@ -703,7 +618,7 @@ class RolloutsStub:
 
 
 class RolloutsServicer:
-    """A name moves from one block to another in steps: docs/rollouts.md.
+    """Move a name from one block to another in steps: docs/rollouts.md.
     """
 
     def StartRollout(self, request, context):
@@ -737,7 +652,7 @@ class RolloutsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ForgetRollout(self, request, context):
-        """The name is as if there had been none.
+        """Delete the record of a finished rollout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -785,7 +700,7 @@ def add_RolloutsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Rollouts:
-    """A name moves from one block to another in steps: docs/rollouts.md.
+    """Move a name from one block to another in steps: docs/rollouts.md.
     """
 
     @staticmethod
@@ -940,6 +855,167 @@ class Rollouts:
             '/penstock.v1.Rollouts/ForgetRollout',
             v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
             v1_dot_cluster__pb2.RolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class PoliciesStub:
+    """Policies that rank blocks in searches. They are immutable.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.PushPolicy = channel.unary_unary(
+                '/penstock.v1.Policies/PushPolicy',
+                request_serializer=v1_dot_cluster__pb2.PushPolicyRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.PushPolicyResponse.FromString,
+                _registered_method=True)
+        self.ListPolicies = channel.unary_unary(
+                '/penstock.v1.Policies/ListPolicies',
+                request_serializer=v1_dot_cluster__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
+        self.DeletePolicy = channel.unary_unary(
+                '/penstock.v1.Policies/DeletePolicy',
+                request_serializer=v1_dot_cluster__pb2.DeletePolicyRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.DeletePolicyResponse.FromString,
+                _registered_method=True)
+
+
+class PoliciesServicer:
+    """Policies that rank blocks in searches. They are immutable.
+    """
+
+    def PushPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPolicies(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeletePolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PoliciesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'PushPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.PushPolicy,
+                    request_deserializer=v1_dot_cluster__pb2.PushPolicyRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.PushPolicyResponse.SerializeToString,
+            ),
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=v1_dot_cluster__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'DeletePolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeletePolicy,
+                    request_deserializer=v1_dot_cluster__pb2.DeletePolicyRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.DeletePolicyResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'penstock.v1.Policies', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('penstock.v1.Policies', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Policies:
+    """Policies that rank blocks in searches. They are immutable.
+    """
+
+    @staticmethod
+    def PushPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Policies/PushPolicy',
+            v1_dot_cluster__pb2.PushPolicyRequest.SerializeToString,
+            v1_dot_cluster__pb2.PushPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Policies/ListPolicies',
+            v1_dot_cluster__pb2.ListPoliciesRequest.SerializeToString,
+            v1_dot_cluster__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeletePolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Policies/DeletePolicy',
+            v1_dot_cluster__pb2.DeletePolicyRequest.SerializeToString,
+            v1_dot_cluster__pb2.DeletePolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Frame(_message.Message):
+class Header(_message.Message):
     __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake", "peer_hello", "forward", "session_fetch", "session_fetched", "session_given", "recall", "results", "jobs")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
@@ -203,10 +203,10 @@ class SessionAnswer(_message.Message):
     def __init__(self, seq_no: _Optional[int] = ..., position: _Optional[int] = ..., results: _Optional[_Iterable[_Union[KeptResult, _Mapping]]] = ...) -> None: ...
 
 class KeptResult(_message.Message):
-    __slots__ = ("frames",)
-    FRAMES_FIELD_NUMBER: _ClassVar[int]
-    frames: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, frames: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, parts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class BlockOffer(_message.Message):
     __slots__ = ("block_id", "model", "version", "credits", "description", "weight", "is_dormant")

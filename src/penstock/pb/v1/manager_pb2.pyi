@@ -204,14 +204,25 @@ class Assignment(_message.Message):
     def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ..., tokens: _Optional[_Union[TokenFacts, _Mapping]] = ..., opens_door: _Optional[bool] = ...) -> None: ...
 
 class TokenFacts(_message.Message):
-    __slots__ = ("is_asking", "signers", "revoked")
+    __slots__ = ("is_asking", "signers", "revoked", "expires_at", "clock")
+    class ExpiresAtEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     IS_ASKING_FIELD_NUMBER: _ClassVar[int]
     SIGNERS_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     is_asking: bool
     signers: _containers.RepeatedCompositeFieldContainer[TokenSigner]
     revoked: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, is_asking: _Optional[bool] = ..., signers: _Optional[_Iterable[_Union[TokenSigner, _Mapping]]] = ..., revoked: _Optional[_Iterable[str]] = ...) -> None: ...
+    expires_at: _containers.ScalarMap[str, float]
+    clock: float
+    def __init__(self, is_asking: _Optional[bool] = ..., signers: _Optional[_Iterable[_Union[TokenSigner, _Mapping]]] = ..., revoked: _Optional[_Iterable[str]] = ..., expires_at: _Optional[_Mapping[str, float]] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class TokenSigner(_message.Message):
     __slots__ = ("kid", "public")
@@ -301,7 +312,14 @@ class ModelAnswers(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., codes: _Optional[_Mapping[str, int]] = ..., buckets: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways", "history", "access", "keys", "removed_keys", "curve_keys", "has_curve_keys")
+    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways", "history", "access", "keys", "removed_keys", "curve_keys", "has_curve_keys", "records", "removed_records")
+    class RecordsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +337,8 @@ class ClusterView(_message.Message):
     REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
     CURVE_KEYS_FIELD_NUMBER: _ClassVar[int]
     HAS_CURVE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_RECORDS_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockView]
     epoch: int
     revision: int
@@ -336,17 +356,21 @@ class ClusterView(_message.Message):
     removed_keys: _containers.RepeatedScalarFieldContainer[str]
     curve_keys: _containers.RepeatedScalarFieldContainer[str]
     has_curve_keys: bool
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ..., access: _Optional[_Union[AccessFacts, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KnownKey, _Mapping]]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., curve_keys: _Optional[_Iterable[str]] = ..., has_curve_keys: _Optional[bool] = ...) -> None: ...
+    records: _containers.ScalarMap[str, bytes]
+    removed_records: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ..., access: _Optional[_Union[AccessFacts, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KnownKey, _Mapping]]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., curve_keys: _Optional[_Iterable[str]] = ..., has_curve_keys: _Optional[bool] = ..., records: _Optional[_Mapping[str, bytes]] = ..., removed_records: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AccessFacts(_message.Message):
-    __slots__ = ("secret", "is_asking", "signers")
+    __slots__ = ("secret", "is_asking", "signers", "clock")
     SECRET_FIELD_NUMBER: _ClassVar[int]
     IS_ASKING_FIELD_NUMBER: _ClassVar[int]
     SIGNERS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     secret: bytes
     is_asking: bool
     signers: _containers.RepeatedCompositeFieldContainer[TokenSigner]
-    def __init__(self, secret: _Optional[bytes] = ..., is_asking: _Optional[bool] = ..., signers: _Optional[_Iterable[_Union[TokenSigner, _Mapping]]] = ...) -> None: ...
+    clock: float
+    def __init__(self, secret: _Optional[bytes] = ..., is_asking: _Optional[bool] = ..., signers: _Optional[_Iterable[_Union[TokenSigner, _Mapping]]] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class KnownKey(_message.Message):
     __slots__ = ("key_id", "record")
@@ -357,7 +381,7 @@ class KnownKey(_message.Message):
     def __init__(self, key_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class BlockView(_message.Message):
-    __slots__ = ("block_id", "model", "version", "state", "reason", "routing", "has_served", "is_new")
+    __slots__ = ("block_id", "model", "version", "state", "reason", "routing", "has_served", "is_new", "details")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +390,7 @@ class BlockView(_message.Message):
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     HAS_SERVED_FIELD_NUMBER: _ClassVar[int]
     IS_NEW_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     model: str
     version: str
@@ -374,7 +399,8 @@ class BlockView(_message.Message):
     routing: str
     has_served: bool
     is_new: bool
-    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., routing: _Optional[str] = ..., has_served: _Optional[bool] = ..., is_new: _Optional[bool] = ...) -> None: ...
+    details: str
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., routing: _Optional[str] = ..., has_served: _Optional[bool] = ..., is_new: _Optional[bool] = ..., details: _Optional[str] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("name", "shares", "sticky", "key", "shadow", "shadow_share", "is_compared", "trial", "allowance", "began")

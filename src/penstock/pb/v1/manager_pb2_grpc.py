@@ -65,21 +65,21 @@ class ManagerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request_iterator, context):
-        """A worker's registration and heartbeat: it reports, the manager answers with what it should hold.
+        """A worker's registration and heartbeats: the worker sends reports, the manager answers with the blocks to hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request_iterator, context):
-        """A gateway's view of the cluster; it tells what it has counted.
+        """Updates for a gateway; the gateway reports its counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Both return when the workers have done it, or have failed.
+        """Both return when every worker has finished or one has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +92,7 @@ class ManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetRouting(self, request, context):
-        """How a model's requests find their worker, from now on; kept over restarts.
+        """Set how a model's requests are routed to workers; kept over restarts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -85,21 +85,21 @@ class ModelRegistryServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Begin(self, request, context):
-        """Begins an upload, or finds how far an earlier one of the same manifest came.
+        """Start an upload, or return the progress of an earlier upload of the same manifest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Files of an upload, one after the other: a start, then its bytes. Ends with how far all of them are.
+        """Send files of an upload one after the other: a start, then the bytes. The answer has the progress of all files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """All files are there: the version is made of them, or refused.
+        """Register the version when all files are stored, or refuse it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,7 +112,7 @@ class ModelRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Find(self, request, context):
-        """A version by name: its manifest and what is known of it.
+        """Return a version: its manifest and its facts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,7 +137,7 @@ class ModelRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request, context):
-        """A file by its digest, or a manifest, from an offset on. A failure is the last message.
+        """Return a file or a manifest by its digest, from an offset on. A failure is the last message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,1 +1,1 @@
-"""How jobs travel from a gateway to workers."""
+"""Lanes: the transports that carry jobs from a gateway to workers."""

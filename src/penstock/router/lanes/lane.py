@@ -1,6 +1,6 @@
-"""What every lane does for the dispatcher, and what the dispatcher hears from it."""
+"""The protocols between the dispatcher and its lanes."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,76 +9,99 @@ from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.errors import PenstockError
 from penstock.core.requests import InferResponse
 from penstock.core.statistics import BlockStatistics
+from penstock.core.tensors import Buffer
+from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.slots import Job, Offer
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A worker as a gateway knows it."""
+    """A gateway's record of a connected worker."""
 
-    key: bytes  # names it in the job table and nowhere else; no two lanes give the same
+    key: bytes  # its name in the job table, unique over all lanes; used nowhere else
     worker_id: str
     pid: int
     lane: "Lane"
     zone: str = ""
     blocks: dict[str, BlockDescription] = field(default_factory=dict)
-    dormant: set[str] = field(default_factory=set)  # of its blocks
+    dormant: set[str] = field(default_factory=set)  # those of its blocks that are not loaded
     jobs: int = 0
     memory_bytes: int = 0
     devices: Sequence[WorkerDevice] = ()
+    is_expected_back: bool = True  # if the worker is gone: the supervisor of this machine restarts it
 
     def resident(self) -> set[str]:
-        """The blocks that it has in memory."""
+        """Return the blocks that the worker has in memory."""
         return self.blocks.keys() - self.dormant
 
 
 class Lane(Protocol):
-    """Says things to workers. One that cannot be reached has left: the owner hears so after the call, never in it."""
+    """Sends jobs and commands to workers.
+
+    If a worker cannot be reached, the lane calls `LaneOwner.left` after the failed call has returned, never during it.
+    """
 
     def send(self, worker: bytes, job: Job) -> None: ...
 
     def cancel(self, worker: bytes, job_id: int) -> None: ...
 
     def recall(self, worker: bytes, job_id: int) -> None:
-        """Asks for the job to be handed back, where it has not started."""
+        """Ask the worker to return the job if the worker has not started the job."""
 
     def allow(self, worker: bytes, job_id: int, answers: int) -> None:
-        """Lets the worker send so many more answers of a job that has several."""
+        """Allow the worker to send `answers` more answers of a streamed job."""
 
     def probe(self, worker: bytes, block_id: str) -> None:
-        """Asks whether the block still works."""
+        """Ask the worker to report whether the block still works."""
 
     def wake(self, worker: bytes, block_id: str) -> None:
-        """Asks for a dormant block to be loaded; the worker joins again when it is."""
+        """Ask the worker to load a dormant block; the lane calls `LaneOwner.joined` again when the block is loaded."""
 
     async def statistics(self) -> list[BlockStatistics]:
-        """What its workers have done, and those that have left."""
+        """Return the statistics of the lane's workers, including workers that have left."""
 
     def tick(self, now: float) -> None:
-        """Called many times a second, to beat and to find out who is silent."""
+        """Send due heartbeats, and remove silent workers. Call this many times per second."""
 
     def close(self) -> None: ...
 
 
 class LaneOwner(Protocol):
-    """Hears what workers say on its lanes."""
+    """Receives the events of lanes; the dispatcher is the only implementation."""
 
     def jobs(self) -> int:
-        """How many jobs wait or run."""
+        """Return how many jobs wait or run."""
 
     def joined(self, member: Member, offers: Collection[Offer], lost: Collection[str]) -> None:
-        """It holds these blocks from now on; those that were `lost` it no longer has in memory."""
+        """Set the blocks that the worker holds. The worker no longer has the blocks in `lost` in memory."""
 
     def left(self, member: Member, reason: str) -> None: ...
 
     def answered(self, worker: bytes, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
-        """The response says what the worker gave; model, version and request id are left to the owner.
+        """Handle an answer or failure of a job. The owner sets the response's model, version and request id.
 
-        Raises WireError where the worker sends more answers than it may.
+        Raise WireError if the worker sent more answers than allowed.
         """
 
     def handed_back(self, worker: bytes, job_ids: Iterable[int]) -> None:
-        """The worker did not start these jobs."""
+        """Queue the jobs again that the worker returned before starting them."""
 
     def probed(self, worker: bytes, block_id: str, problem: str) -> None:
-        """An empty problem says that the block works."""
+        """Handle the answer to a probe; an empty `problem` means that the block works."""
+
+
+class PeerMessages(Protocol):
+    """Handles the messages that other gateways send to the socket for workers."""
+
+    def open(self, send: Callable[[bytes, list[Buffer]], bool]) -> None:
+        """Start. `send(identity, message)` sends a message to a peer, and returns whether the message was sent."""
+
+    def is_from_peer(self, identity: bytes, kind: str) -> bool:
+        """Return whether a message of this kind from this identity comes from another gateway."""
+
+    def receive(self, identity: bytes, kind: str, header: pb.Header, message: list[Buffer]) -> None:
+        """Handle a message. Raise WireError if gateways do not send messages of this kind."""
+
+    def tick(self, at: float) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,1 +1,1 @@
-"""Which worker takes a job."""
+"""Policies that choose the worker for a job."""

@@ -1,4 +1,4 @@
-"""Which worker takes a job: the policies, and their names."""
+"""The policies that choose a slot for a job, and the policies' names in settings."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -9,32 +9,32 @@ from typing import Protocol
 from penstock.core.settings import Routing
 from penstock.router.slots import MEMORY_S, Slot
 
-Draw = Callable[[], float]  # from 0 to below 1
+Draw = Callable[[], float]  # returns a random number from 0 to below 1
 FARTHEST = 2
-UNKNOWN_S = 1e6  # what a slot costs that runs its first jobs: it gets no more before one has shown how long they take
+UNKNOWN_S = 1e6  # assumed latency before a slot's first answer, so that it gets a second job only after that answer
 
 
 class SlotPolicy(Protocol):
-    """Chooses among the slots that were added: those that have a credit left and are fit.
+    """Chooses one of the added slots. A slot is added while it has a credit left and is not ejected.
 
-    Each call costs the same for ten slots and for a thousand, or grows as their logarithm.
+    Each call takes constant time, or time that grows with the logarithm of the number of slots.
     """
 
-    is_counting: bool  # whether it wants to hear of changed()
+    tracks_job_counts: bool  # whether callers must call `job_count_changed`
 
     def add(self, slot: Slot) -> None: ...
 
     def remove(self, slot: Slot) -> None: ...
 
-    def changed(self, slot: Slot) -> None:
-        """The slot has more or fewer jobs than before."""
+    def job_count_changed(self, slot: Slot) -> None:
+        """Handle a change of the slot's number of jobs."""
 
     def choose(self, now: float) -> Slot | None:
-        """The slot that takes the next job, which the caller then gives it."""
+        """Return the slot to which the caller assigns the next job, or None if there are no slots."""
 
 
-class Bag:
-    """Slots to draw from; adding, removing and drawing cost the same for any number."""
+class SlotSet:
+    """A set of slots. Adding, removing and choosing a random slot take constant time."""
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -51,28 +51,28 @@ class Bag:
         slot.position = -1
 
 
-class Uncounted:
-    """A policy to which it does not matter how many jobs a slot has."""
+class IgnoresJobCounts:
+    """Base class of the policies that do not depend on a slot's number of jobs."""
 
-    is_counting: bool = False
+    tracks_job_counts: bool = False
 
-    def changed(self, slot: Slot) -> None: ...
+    def job_count_changed(self, slot: Slot) -> None: ...
 
 
-class _Drawn(Uncounted, Bag):
+class _RandomChoice(IgnoresJobCounts, SlotSet):
     def __init__(self, draw: Draw) -> None:
         super().__init__()
         self._draw = draw
 
 
-class AnyOfAll(_Drawn):
+class RandomSlot(_RandomChoice):
     def choose(self, now: float) -> Slot | None:
         slots = self.slots
         return slots[int(self._draw() * len(slots))] if slots else None
 
 
-class PowerOfTwo(_Drawn):
-    """The emptier of two, in shares of what they may have."""
+class PowerOfTwo(_RandomChoice):
+    """Draws two random slots, and chooses the slot that uses the smaller part of its credits."""
 
     def choose(self, now: float) -> Slot | None:
         slots = self.slots
@@ -84,8 +84,8 @@ class PowerOfTwo(_Drawn):
         return first if first.in_flight * second.credits <= second.in_flight * first.credits else second
 
 
-class LeastLatency(_Drawn):
-    """Of two, the one that would take the job through sooner: its latency times the jobs it would then have."""
+class LeastLatency(_RandomChoice):
+    """Draws two random slots, and chooses the slot with the lower product of latency and number of jobs."""
 
     def choose(self, now: float) -> Slot | None:
         slots = self.slots
@@ -94,11 +94,11 @@ class LeastLatency(_Drawn):
             return slots[0] if slots else None
         draw = self._draw
         first, second = slots[int(draw() * count)], slots[int(draw() * count)]
-        return first if _cost(first, now) <= _cost(second, now) else second
+        return first if _expected_latency(first, now) <= _expected_latency(second, now) else second
 
 
-class Locality(Uncounted):
-    """Power of two among the nearest slots that have a credit left."""
+class Locality(IgnoresJobCounts):
+    """Applies PowerOfTwo to the nearest slots that have a credit left."""
 
     def __init__(self, draw: Draw) -> None:
         self._tiers = [PowerOfTwo(draw) for _ in range(FARTHEST + 1)]
@@ -117,8 +117,8 @@ class Locality(Uncounted):
         return None
 
 
-class RoundRobin(Uncounted):
-    """Whoever had a turn, or comes anew, goes to the end: while a slot waits for its turn, no other gets two."""
+class RoundRobin(IgnoresJobCounts):
+    """Chooses the slots one after the other; a slot moves to the end of the order when it is added or chosen."""
 
     def __init__(self) -> None:
         self._turns: OrderedDict[Slot, None] = OrderedDict()
@@ -138,30 +138,33 @@ class RoundRobin(Uncounted):
 
 
 class LeastConnections:
-    """Any of those with the fewest jobs. They lie in bags by how many they have; bits say which bags are not empty."""
+    """Chooses at random among the slots with the fewest jobs.
 
-    is_counting: bool = True
+    Slots are kept in sets by their number of jobs, and a bit mask marks the sets that are not empty.
+    """
+
+    tracks_job_counts: bool = True
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
-        self._bags: dict[int, Bag] = {}
-        self._open = 0  # bit n: some slot has n jobs
+        self._by_count: dict[int, SlotSet] = {}
+        self._open = 0  # bit n is set if some slot has n jobs
 
     def add(self, slot: Slot) -> None:
         count = slot.bucket = slot.in_flight
-        bag = self._bags.get(count)
-        if bag is None:
-            bag = self._bags[count] = Bag()
-        bag.add(slot)
+        same_count = self._by_count.get(count)
+        if same_count is None:
+            same_count = self._by_count[count] = SlotSet()
+        same_count.add(slot)
         self._open |= 1 << count
 
     def remove(self, slot: Slot) -> None:
-        bag = self._bags[slot.bucket]
-        bag.remove(slot)
-        if not bag.slots:
+        same_count = self._by_count[slot.bucket]
+        same_count.remove(slot)
+        if not same_count.slots:
             self._open ^= 1 << slot.bucket
 
-    def changed(self, slot: Slot) -> None:
+    def job_count_changed(self, slot: Slot) -> None:
         if slot.bucket != slot.in_flight:
             self.remove(slot)
             self.add(slot)
@@ -169,20 +172,20 @@ class LeastConnections:
     def choose(self, now: float) -> Slot | None:
         if not self._open:
             return None
-        slots = self._bags[(self._open & -self._open).bit_length() - 1].slots
+        slots = self._by_count[(self._open & -self._open).bit_length() - 1].slots
         return slots[int(self._draw() * len(slots))]
 
 
-class Weighted(Uncounted):
-    """Stride scheduling: a slot's next turn comes 1/weight later, so turns are shared out as the weights are.
+class Weighted(IgnoresJobCounts):
+    """Stride scheduling: a slot's next turn comes 1/weight later, so each slot gets turns in proportion to its weight.
 
-    A slot that comes, or comes back, starts at the present turn: it does not catch up on what it missed.
+    A slot that is added, or added again, starts at the current turn, so that it does not catch up on missed turns.
     """
 
     def __init__(self) -> None:
-        self._turns: list[tuple[float, int, Slot]] = []  # with entries of slots that are not here any more
+        self._turns: list[tuple[float, int, Slot]] = []  # a heap that may hold entries of removed slots
         self._present = 0.0
-        self._entry = 0  # the newest entry's number; a slot keeps that of its own as its position
+        self._entry = 0  # number of the newest entry; a slot's current entry number is its `position`
         self._slots = 0
 
     def add(self, slot: Slot) -> None:
@@ -216,13 +219,13 @@ class Weighted(Uncounted):
 
 POLICIES: Mapping[str, Callable[[Draw], SlotPolicy]] = {
     "power_of_two": PowerOfTwo,
-    "random": AnyOfAll,
+    "random": RandomSlot,
     "least_latency": LeastLatency,
     "locality": Locality,
     "round_robin": lambda draw: RoundRobin(),
     "least_connections": LeastConnections,
     "weighted": lambda draw: Weighted(),
-    "hash": PowerOfTwo,  # of the jobs without a key; the others are placed by it
+    "hash": PowerOfTwo,  # for jobs without a key; `KeyOwners` chooses the slot for a job with a key
 }
 
 
@@ -230,7 +233,7 @@ def make_policy(routing: Routing, draw: Draw) -> SlotPolicy:
     return POLICIES[routing.policy](draw)
 
 
-def _cost(slot: Slot, now: float) -> float:
+def _expected_latency(slot: Slot, now: float) -> float:
     if not slot.latency_s:
         return UNKNOWN_S * slot.in_flight
     return slot.latency_s * exp((slot.measured - now) / MEMORY_S) * (slot.in_flight + 1)

@@ -1,1 +1,1 @@
-"""What callers have used of their limits, in this process or for all gateways."""
+"""Stores of callers' use of their limits: in memory, or shared in Redis."""

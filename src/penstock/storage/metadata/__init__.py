@@ -1,1 +1,1 @@
-"""Where a cluster's desired state is kept: in SQLite for one manager, in etcd for several."""
+"""The metadata store of a cluster's desired state: SQLite for one manager, etcd for several."""

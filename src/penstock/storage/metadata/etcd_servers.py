@@ -1,4 +1,4 @@
-"""The servers of one etcd: a call goes to one of them, and to the next where that one fails, until its time is over."""
+"""The servers of one etcd cluster. A call tries one server after the other until its deadline."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,17 +8,17 @@ import grpc
 
 from penstock.core.errors import StoreUnavailable
 from penstock.pb.etcd.rpc_pb2_grpc import KVStub, LeaseStub, WatchStub
-from penstock.wire.credentials.channels import client_credentials
-from penstock.wire.credentials.files import TlsFiles
+from penstock.wire.credentials.client_tls import client_credentials
+from penstock.wire.credentials.tls_files import TlsFiles
 
 T = TypeVar("T")
-ATTEMPT_S = 1.0  # what one server has: one that hangs or was cut off must leave time for the next
-PAUSE_S = 0.05  # after all of them failed; doubles
+ATTEMPT_S = 1.0  # per server, so that a server that hangs leaves time for the next
+PAUSE_S = 0.05  # after all servers failed; doubles
 MAX_PAUSE_S = 0.5
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
-# A server that knows no leader says so at once.
+# With this header, a server without a leader fails at once.
 NEEDS_LEADER = (("hasleader", "true"),)
-# Others than these are about the request, and would be answered alike by every server.
+# Failures of the server. Other codes concern the request, and every server would return them.
 _SERVERS_FAULTS = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -31,7 +31,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 6000),  # etcd takes no more than one in 5 s
+    ("grpc.keepalive_time_ms", 6000),  # etcd allows at most one in 5 s
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.enable_retries", 0),
@@ -41,7 +41,7 @@ _OPTIONS = (
 
 class EtcdServer:
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
-        """Without files it is plain."""
+        """Prepare a connection to the server; without `tls`, the connection is not encrypted."""
         self.address = address
         self.stamps = tls.stamps() if tls is not None else None
         if tls is None:
@@ -53,7 +53,7 @@ class EtcdServer:
         self.watch = WatchStub(self.channel)
 
 
-Attempt = Callable[[EtcdServer, float], Awaitable[T]]  # at this server, within these seconds
+Attempt = Callable[[EtcdServer, float], Awaitable[T]]  # called with a server and a timeout in seconds
 
 
 class EtcdServers:
@@ -73,14 +73,17 @@ class EtcdServers:
         return self._servers[address]
 
     def failed(self, server: EtcdServer) -> None:
-        """The next one is tried, unless somebody else has gone on already."""
+        """Switch to the next server, unless another call has already done so."""
         if server.address == self._addresses[self._current]:
             self._current = (self._current + 1) % len(self._addresses)
         if self._tls is not None and server.stamps != self._tls.stamps() and server in self._servers.values():
-            del self._servers[server.address]  # it goes by certificates that others have replaced
+            del self._servers[server.address]  # connect again, because the certificate files were replaced
 
     async def call(self, attempt: Attempt[T], timeout_s: float, attempt_s: float = ATTEMPT_S) -> T:
-        """An attempt that failed may have been heard: it must do no harm twice. Raises what is the request's fault."""
+        """Return the result of the first successful attempt; raise errors that concern the request.
+
+        An attempt must be safe to repeat, because the server may have applied an attempt that failed.
+        """
         now = asyncio.get_running_loop().time
         ends_at = now() + timeout_s
         tried, pause_s, why = 0, PAUSE_S, "no time was left"
@@ -109,7 +112,7 @@ class EtcdServers:
             await server.channel.close(grace=None)
 
     def _raise_if_closed(self, error: BaseException) -> None:
-        """Closing a channel cancels its calls; that is not their callers being cancelled."""
+        """Raise StoreUnavailable if a call ended because the channel was closed, not because its task was cancelled."""
         task = asyncio.current_task()
         if self.is_closed and task is not None and not task.cancelling():
             raise StoreUnavailable("the metadata store is closed") from error

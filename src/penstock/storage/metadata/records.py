@@ -1,11 +1,11 @@
-"""Records within one process: revisions, compares, leases, the latest changes. Decides; never acts."""
+"""Records in memory, with revisions, compares, leases and the latest changes."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.errors import Compacted, Conflict, InvalidRequest, LeaseLost
-from penstock.storage.metadata.base import (
+from penstock.storage.metadata.metadata_store import (
     MAX_VALUE_BYTES,
     MAX_WRITES,
     Change,
@@ -15,7 +15,7 @@ from penstock.storage.metadata.base import (
     Write,
 )
 
-MAX_CHANGES = 4096  # revisions that a watcher may be behind
+MAX_CHANGES = 4096  # revisions that a watcher may lag behind
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ def check_size(writes: Sequence[Write]) -> None:
     size_bytes = sum(len(write.value or b"") + len(write.key) for write in writes)
     if len(writes) > MAX_WRITES or size_bytes > MAX_VALUE_BYTES:
         raise InvalidRequest(
-            f"one change of the metadata store may write {MAX_WRITES} records of {MAX_VALUE_BYTES} bytes in all, "
-            f"and this one has {len(writes)} of {size_bytes}: write less at once"
+            f"one change of the metadata store may write {MAX_WRITES} records with {MAX_VALUE_BYTES} bytes in all, "
+            f"but this one has {len(writes)} records with {size_bytes} bytes: split it"
         )
     assert len({write.key for write in writes}) == len(writes), "one commit writes a key once"
 
@@ -43,7 +43,7 @@ class Records:
         self._lease_of: dict[str, int] = {}
         self._next_lease = 1
         self._changes: deque[tuple[Change, ...]] = deque(maxlen=max_changes)
-        self._known_after = revision  # changes after it are all there
+        self._known_after = revision  # all changes after this revision are kept
 
     def get(self, key: str) -> Record | None:
         return self._records.get(key)
@@ -56,24 +56,24 @@ class Records:
         return key in self._lease_of
 
     def plan(self, writes: Sequence[Write], compares: Sequence[Compare]) -> tuple[Change, ...]:
-        """What the writes would change, all at the next revision; deleting what is not there changes nothing."""
+        """Return the changes that the writes make at the next revision. Deleting an absent record is not a change."""
         check_size(writes)
         for key, revision in compares:
             found = self._records.get(key)
             if (found.revision if found is not None else 0) != revision:
-                raise Conflict(f"'{key}' was changed by somebody else")
+                raise Conflict(f"'{key}' was changed by somebody else in the meantime; read it again")
         for write in writes:
             if write.lease and write.lease not in self._leases:
-                raise LeaseLost(f"there is no lease {write.lease}")
+                raise LeaseLost(f"lease {write.lease} has ended or never existed")
         is_real = [write for write in writes if write.value is not None or write.key in self._records]
         return tuple(Change(write.key, write.value, self.revision + 1) for write in is_real)
 
     def apply(self, changes: Sequence[Change], writes: Sequence[Write]) -> None:
-        """What was planned of these writes."""
+        """Apply the changes that `plan` returned for these writes."""
         leases = {write.key: write.lease for write in writes}
         for change in changes:
-            assert change.revision == self.revision + 1, "what was planned is applied before anything else is planned"
-            self._detach(change.key)
+            assert change.revision == self.revision + 1, "changes are applied before others are planned"
+            self._detach_from_lease(change.key)
             if change.value is None:
                 del self._records[change.key]
             else:
@@ -88,9 +88,8 @@ class Records:
             self._changes.append(tuple(changes))
 
     def since(self, after: int) -> list[tuple[Change, ...]]:
-        """The changes of each later revision."""
         if after < self._known_after:
-            raise Compacted(f"changes after revision {after} are no longer known: read everything again")
+            raise Compacted(f"changes after revision {after} are no longer kept: read everything again")
         found: list[tuple[Change, ...]] = []
         for changes in reversed(self._changes):
             if changes[0].revision <= after:
@@ -108,18 +107,18 @@ class Records:
     def keep_alive(self, lease: int, now: float) -> float:
         held = self._leases.get(lease)
         if held is None or held.ends_at <= now:
-            raise LeaseLost(f"there is no lease {lease}")
+            raise LeaseLost(f"lease {lease} has ended or never existed")
         held.ends_at = now + held.ttl_s
         return held.ttl_s
 
     def ending(self, lease: int) -> list[Write]:
-        """The deletions that its end means; forget it after them."""
+        """Return the writes that delete a lease's records. Call `forget` after committing them."""
         held = self._leases.get(lease)
         return [Write(key, None, may_wait=True) for key in sorted(held.keys)] if held is not None else []
 
     def forget(self, lease: int) -> None:
         held = self._leases.pop(lease, None)
-        assert held is None or not held.keys, "its keys are deleted first"
+        assert held is None or not held.keys, "the keys of a lease are deleted first"
 
     def ended(self, now: float) -> list[int]:
         return [lease for lease, held in self._leases.items() if held.ends_at <= now]
@@ -127,6 +126,6 @@ class Records:
     def next_end(self) -> float | None:
         return min((held.ends_at for held in self._leases.values()), default=None)
 
-    def _detach(self, key: str) -> None:
+    def _detach_from_lease(self, key: str) -> None:
         if lease := self._lease_of.pop(key, 0):
             self._leases[lease].keys.discard(key)

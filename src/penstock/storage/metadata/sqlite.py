@@ -1,4 +1,4 @@
-"""The metadata store in SQLite, for one manager: all of it is in memory, and what changes is written at once."""
+"""The metadata store in SQLite, for one manager: all records are in memory, and changes are written immediately."""
 
 import asyncio
 import sqlite3
@@ -9,24 +9,26 @@ from typing import TypeVar
 
 import structlog
 
+from penstock.core.error_text import plain_cause
 from penstock.core.errors import StoreUnavailable, Unavailable
-from penstock.storage.metadata.base import CALL_S, Change, Compare, MetadataStore, Record, Snapshot, Write
+from penstock.storage.metadata.metadata_store import CALL_S, Change, Compare, MetadataStore, Record, Snapshot, Write
 from penstock.storage.metadata.records import Records
 from penstock.storage.metadata.sqlite_file import MetadataFile, Row, open_file
+from penstock.telemetry.background import BackgroundTasks
 
 log = structlog.get_logger()
 T = TypeVar("T")
 ADVICE = (
-    "block ids and routing changes are not kept over a restart: free some space, "
-    "or give --data-dir a folder that can be written"
+    "block ids and routing changes will be lost at a restart: free some space, "
+    "or choose a writable folder with --data-dir"
 )
 
 
 class SqliteMetadataStore(MetadataStore):
-    """Leases, and what is written under them, end with the process.
+    """A store whose leases, and the records written under them, end with the process.
 
-    Where the disk is full or read-only the server goes on: what may wait is true for this life of it and written with
-    the next chance, and any other change is refused.
+    If the disk is full or read-only, writes with `may_wait` apply in memory and are stored when the disk is writable
+    again; other writes are refused.
     """
 
     def __init__(self, file: MetadataFile, records: Records, timeout_s: float, clock: Callable[[], float]) -> None:
@@ -35,9 +37,10 @@ class SqliteMetadataStore(MetadataStore):
         self._timeout_s = timeout_s
         self._clock = clock
         self._unwritten: set[str] = set()
+        self._has_advised = False  # since the disk was last writable
         self._writing = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks = BackgroundTasks("metadata")
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -47,10 +50,12 @@ class SqliteMetadataStore(MetadataStore):
     ) -> "SqliteMetadataStore":
         opened, records, revision, error = await asyncio.to_thread(open_file, file)
         if error is not None:
-            log.warning("metadata_unwritable", file=str(file), error=str(error), advice=ADVICE)
-            # Nothing can be counted on the disk: the clock keeps revisions from going back over the next restart.
+            # Without a stored revision, the clock ensures that revisions do not go back at the next restart.
             revision = max(revision, time.time_ns() // 1000)
-        return cls(opened, Records(records, revision), timeout_s, clock)
+        store = cls(opened, Records(records, revision), timeout_s, clock)
+        if error is not None:
+            store._log_unwritable(error)
+        return store
 
     async def get(self, key: str) -> Record | None:
         await self._end_leases()
@@ -62,7 +67,7 @@ class SqliteMetadataStore(MetadataStore):
 
     async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
         await self._end_leases()
-        return await self._whole(self._commit(writes, compares))
+        return await self._run_change(self._commit(writes, compares))
 
     async def watch(self, prefix: str, after: int) -> AsyncIterator[Sequence[Change]]:
         while not self._is_closed:
@@ -84,7 +89,7 @@ class SqliteMetadataStore(MetadataStore):
         return self._records.keep_alive(lease, self._clock())
 
     async def revoke(self, lease: int) -> None:
-        await self._whole(self._end(lease))
+        await self._run_change(self._end_lease(lease))
 
     async def close(self) -> None:
         if self._is_closed:
@@ -93,30 +98,22 @@ class SqliteMetadataStore(MetadataStore):
         self._changed.set()
         if self._timer is not None:
             self._timer.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._timeout_s)
+        await self._tasks.wait(self._timeout_s)
         await asyncio.to_thread(self._file.close)
 
     # --- writing
 
-    async def _whole(self, change: Coroutine[None, None, T]) -> T:
-        """Done in a task of its own: a caller that leaves halfway must not part the file from what is in memory."""
+    async def _run_change(self, change: Coroutine[None, None, T]) -> T:
+        """Run a change in its own task, so that file and memory stay equal even if the caller is cancelled."""
         if self._is_closed:
             change.close()
             raise StoreUnavailable("the metadata store is closed")
-        task = asyncio.create_task(change)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task = self._tasks.spawn(change, has_caller=True)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.shield(task)
         except TimeoutError as error:
             raise StoreUnavailable(f"the metadata store's disk did not answer within {self._timeout_s} s") from error
-
-    def _done(self, task: asyncio.Task[object]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # its caller has heard it, or has left
 
     async def _commit(self, writes: Sequence[Write], compares: Sequence[Compare]) -> int:
         async with self._writing:
@@ -126,28 +123,38 @@ class SqliteMetadataStore(MetadataStore):
     async def _change(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> None:
         changes = self._records.plan(writes, compares)
         if changes:
-            await self._keep(changes, writes)
+            await self._store_changes(changes, writes)
             self._records.apply(changes, writes)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    async def _keep(self, changes: Sequence[Change], writes: Sequence[Write]) -> None:
-        rows = self._rows(changes, writes)
+    async def _store_changes(self, changes: Sequence[Change], writes: Sequence[Write]) -> None:
+        rows = self._build_rows(changes, writes)
         try:
             await asyncio.to_thread(self._file.write, rows, changes[0].revision)
             self._unwritten.clear()
+            self._has_advised = False
         except (OSError, sqlite3.Error) as error:
             if not all(write.may_wait or write.lease for write in writes):
-                log.error("metadata_not_written", file=str(self._file.path), error=str(error))
-                # Without the path: it goes to clients.
-                raise Unavailable(f"the server's data directory cannot be written: {_reason(error)}") from error
+                log.error("metadata_not_written", file=str(self._file.path), error=plain_cause(error))
+                # Without the path, because clients see the message.
+                raise Unavailable(
+                    f"the server's data directory cannot be written: {_describe_reason(error)}"
+                ) from error
             self._unwritten |= {row[0] for row in rows}
+            self._log_unwritable(error)
             for change in changes:
-                event = "block_id_not_kept" if change.key.startswith("blocks/") else "metadata_not_kept"
-                log.warning(event, key=change.key, error=_reason(error), advice=ADVICE)
+                event = "block_id_not_stored" if change.key.startswith("blocks/") else "metadata_not_stored"
+                log.info(event, key=change.key, error=_describe_reason(error))
 
-    def _rows(self, changes: Sequence[Change], writes: Sequence[Write]) -> Sequence[Row]:
-        """What the file must be told, with what it could not be told before; leased records are not in it."""
+    def _log_unwritable(self, error: Exception) -> None:
+        """Log advice about a disk that cannot be written; log it again only after the disk was writable."""
+        if not self._has_advised:
+            self._has_advised = True
+            log.warning("metadata_unwritable", file=str(self._file.path), error=plain_cause(error), advice=ADVICE)
+
+    def _build_rows(self, changes: Sequence[Change], writes: Sequence[Write]) -> Sequence[Row]:
+        """Return the rows to write, including earlier changes that were not written. Leased records are not stored."""
         leased = {write.key for write in writes if write.lease}
         rows: dict[str, Row] = {}
         for key in self._unwritten:
@@ -162,28 +169,25 @@ class SqliteMetadataStore(MetadataStore):
 
     async def _end_leases(self) -> None:
         for lease in self._records.ended(self._clock()):
-            await self._whole(self._end(lease))
+            await self._run_change(self._end_lease(lease))
 
-    async def _end(self, lease: int) -> None:
+    async def _end_lease(self, lease: int) -> None:
         async with self._writing:
             await self._change(self._records.ending(lease))
             self._records.forget(lease)
 
     def _set_timer(self) -> None:
-        """Who watches hears of a lease's end without anybody calling."""
+        """Schedule the end of the lease that ends first, so that watchers get its changes without another call."""
         ends_at = self._records.next_end()
         if self._timer is not None:
             self._timer.cancel()
         if ends_at is not None and not self._is_closed:
             delay_s = max(0.001, ends_at - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._time_is_up)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_leases_later)
 
-    def _time_is_up(self) -> None:
-        task = asyncio.create_task(self._end_leases())
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        task.add_done_callback(lambda _: self._set_timer())
+    def _end_leases_later(self) -> None:
+        self._tasks.spawn(self._end_leases()).add_done_callback(lambda _: self._set_timer())
 
 
-def _reason(error: Exception) -> str:
+def _describe_reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

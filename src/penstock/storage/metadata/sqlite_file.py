@@ -1,4 +1,4 @@
-"""The SQLite file of a metadata store: one process has it, and where it cannot be written it is read."""
+"""The SQLite file of a metadata store. One process locks the file; if the disk cannot be written, it is only read."""
 
 import json
 import os
@@ -11,10 +11,10 @@ import structlog
 
 from penstock.core.errors import ConfigError
 from penstock.storage.disk import is_unwritable, lock_file, make_private
-from penstock.storage.metadata.base import Record
+from penstock.storage.metadata.metadata_store import Record
 
 log = structlog.get_logger()
-BUSY_TIMEOUT_S = 3.0  # less than a call has
+BUSY_TIMEOUT_S = 3.0  # less than the deadline of a call
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
     key TEXT PRIMARY KEY,
@@ -28,7 +28,7 @@ Row = tuple[str, bytes | None, int]  # key, value (None: deleted), revision
 
 
 class MetadataFile:
-    """Used by one thread at a time."""
+    """The file of a metadata store, with its connection. Only one thread may use an instance at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,15 +36,15 @@ class MetadataFile:
         self._lock: int | None = None
 
     def open(self) -> tuple[list[Record], int]:
-        """The records, and the revision. A file that others use, or that is no database, is refused."""
-        self._take()
+        """Lock the file and return its records and revision; raise if the file is in use or not a database."""
+        self._lock_exclusively()
         self._connection = self._connect()
-        return _read(self._connection)
+        return _read_records(self._connection)
 
     def write(self, rows: Iterable[Row], revision: int) -> None:
-        """All or none."""
+        """Write all rows and the revision, or nothing."""
         if self._lock is None:
-            self._take()
+            self._lock_exclusively()
         if self._connection is None:
             self._connection = self._connect()
         with self._connection as connection:
@@ -55,13 +55,13 @@ class MetadataFile:
                     connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (key, value, at))
             connection.execute("UPDATE store SET revision = ?", (revision,))
 
-    def read_what_is_there(self) -> tuple[list[Record], int]:
-        """Also from a disk on which SQLite could make none of the files that it wants beside a database."""
+    def read_without_lock(self) -> tuple[list[Record], int]:
+        """Read a file on a disk where SQLite cannot create its extra files."""
         try:
             with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
-                return _read(connection)
-        except sqlite3.Error as error:  # nothing is there, or nothing yet
-            log.debug("metadata_unread", error=str(error))
+                return _read_records(connection)
+        except sqlite3.Error as error:  # the file does not exist or is empty
+            log.debug("metadata_not_read", error=str(error))
             return [], 0
 
     def close(self) -> None:
@@ -74,22 +74,22 @@ class MetadataFile:
             if lock is not None:
                 os.close(lock)
 
-    def _take(self) -> None:
+    def _lock_exclusively(self) -> None:
         self._lock = lock_file(
             self.path.with_name(f"{self.path.name}.lock"),
             f"{self.path}: another manager uses this metadata store",
-            "stop it, or give this one a file of its own; several managers of one cluster need etcd (docs/cluster.md)",
+            "stop it, or use a separate file; several managers of one cluster need etcd (docs/cluster.md)",
         )
 
     def _connect(self) -> sqlite3.Connection:
         make_private(self.path)
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
         try:
-            # Not WAL, whose index is mapped into memory: one manager writes, now and then.
+            # WAL is not used, because its index is mapped into memory, so that a full disk would kill the process.
             connection.execute("PRAGMA journal_mode=DELETE")
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
-                _prepare(connection)
+                _prepare_file(connection)
         except BaseException:
             connection.close()
             raise
@@ -97,7 +97,7 @@ class MetadataFile:
 
 
 def open_file(file: Path) -> tuple[MetadataFile, list[Record], int, Exception | None]:
-    """With the error that keeps it from being written, where it can only be read."""
+    """Open the file and return it with its records and revision, and the error if it can only be read."""
     opened = MetadataFile(file)
     try:
         return opened, *opened.open(), None
@@ -105,10 +105,10 @@ def open_file(file: Path) -> tuple[MetadataFile, list[Record], int, Exception | 
         opened.close()
         if not is_unwritable(error):
             raise ConfigError(f"{file}: the metadata store cannot be opened: {error}") from error
-        return opened, *opened.read_what_is_there(), error
+        return opened, *opened.read_without_lock(), error
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def _prepare_file(connection: sqlite3.Connection) -> None:
     for statement in _SCHEMA.split(";"):
         connection.execute(statement)
     if connection.execute("SELECT count(*) FROM store").fetchone()[0] == 0:
@@ -121,8 +121,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(f"DROP TABLE IF EXISTS {table}")
 
 
-def _read(connection: sqlite3.Connection) -> tuple[list[Record], int]:
-    if "store" not in _tables(connection):
+def _read_records(connection: sqlite3.Connection) -> tuple[list[Record], int]:
+    if "store" not in _list_tables(connection):
         return _read_earlier(connection)
     (revision,) = connection.execute("SELECT revision FROM store").fetchone()
     rows = connection.execute("SELECT key, value, revision FROM records ORDER BY key")
@@ -130,8 +130,8 @@ def _read(connection: sqlite3.Connection) -> tuple[list[Record], int]:
 
 
 def _read_earlier(connection: sqlite3.Connection) -> tuple[list[Record], int]:
-    """What Penstock 0.2 kept: the blocks keep their ids, and routing that was changed stays changed."""
-    tables = _tables(connection)
+    """Read the tables of Penstock 0.2, so that block ids and changed routing survive the upgrade."""
+    tables = _list_tables(connection)
     found: list[tuple[str, bytes]] = []
     if "blocks" in tables:
         for block_id, model, version in connection.execute("SELECT block_id, model, version FROM blocks"):
@@ -142,5 +142,5 @@ def _read_earlier(connection: sqlite3.Connection) -> tuple[list[Record], int]:
     return [Record(key, value, 1) for key, value in found], 1
 
 
-def _tables(connection: sqlite3.Connection) -> set[str]:
+def _list_tables(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -1,1 +1,1 @@
-"""Where files are kept that are too large for a database: a folder, or an S3-compatible store."""
+"""Stores for files too large for a database: a folder, or an S3-compatible store."""

@@ -1,1 +1,1 @@
-"""The generate task: prompts and parameters become generations, what an engine makes of them becomes answers."""
+"""The generate task: turns prompts and parameters into generations, and the engine's progress into answers."""

@@ -1,4 +1,4 @@
-"""The answer to one request as it grows: what the engine tells of its generations, and what of it is not yet sent."""
+"""Collects the answer to a request from the engine's progress, and returns the parts that were not sent yet."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from penstock.core.tensors import BYTES, Tensor, pack_bytes
 TEXT_OUTPUT, INDEX, FINISH_REASON, USAGE = "text_output", "index", "finish_reason", "usage"
 TOKEN_IDS, TOKEN_BYTES, LOGPROBS, COUNTS = "token_ids", "token_bytes", "logprobs", "counts"
 PLAIN = (TEXT_OUTPUT, INDEX, FINISH_REASON, USAGE)
-OF_TOKENS = (TOKEN_IDS, TOKEN_BYTES, LOGPROBS, COUNTS)  # only for those who ask for them
+OF_TOKENS = (TOKEN_IDS, TOKEN_BYTES, LOGPROBS, COUNTS)  # outputs that are returned only if they are requested
 
 
 @dataclass(slots=True)
-class _Piece:
-    """What is new of one choice."""
+class _UnsentPart:
+    """The part of a choice that was not sent yet."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -25,7 +25,7 @@ class _Piece:
 
 
 class GenerationAnswer:
-    """A whole answer is taken once, when all is there; of a streamed one, what has come since it was last taken."""
+    """Collects an answer while its generations run. Each call of `take` returns the part since the previous call."""
 
     __slots__ = (
         "_has_tokens",
@@ -46,7 +46,7 @@ class GenerationAnswer:
     def __init__(
         self, generations: Sequence[Generation], outputs: Collection[str], is_streamed: bool, echoes: Sequence[str] = ()
     ) -> None:
-        """`echoes` are put before the texts of each generation's choices."""
+        """`echoes`: for each generation, the text with which its choices begin."""
         self.generations = generations
         self.is_streamed = is_streamed
         self._n = generations[0].sampling.n
@@ -54,20 +54,22 @@ class GenerationAnswer:
         self._has_tokens = not set(OF_TOKENS).isdisjoint(outputs)
         self._open = len(generations)
         self._pieces = {
-            number * self._n + choice: _Piece(text) for number, text in enumerate(echoes) for choice in range(self._n)
+            number * self._n + choice: _UnsentPart(text)
+            for number, text in enumerate(echoes)
+            for choice in range(self._n)
         }
-        self.has_news = bool(echoes)  # that a reader would notice
+        self.has_news = bool(echoes)  # whether `take` would return a new part
         self.prompt_tokens = self.completion_tokens = 0
-        self.cached_tokens = 0  # of the prompts; -1: the engine does not tell
-        self.uncounted = 0  # tokens that no answer has told of
-        self.first_token_ns = 0  # from the request's arrival; 0: there is none
+        self.cached_tokens = 0  # of the prompts; -1: the engine does not report cached tokens
+        self.uncounted = 0  # tokens that no answer has reported yet
+        self.first_token_ns = 0  # time from the request's arrival to its first token; 0: there is none yet
 
     @property
     def is_over(self) -> bool:
         return self._open == 0
 
     def add(self, number: int, progress: Progress) -> None:
-        """`number` is the generation's among the request's."""
+        """Add a generation's progress. `number`: the index of the generation within the request."""
         if progress.prompt_tokens:
             self.prompt_tokens += progress.prompt_tokens
             self.uncounted += progress.prompt_tokens
@@ -80,7 +82,7 @@ class GenerationAnswer:
             index = number * self._n + delta.choice
             piece = pieces.get(index)
             if piece is None:
-                piece = pieces[index] = _Piece()
+                piece = pieces[index] = _UnsentPart()
             count = len(delta.token_ids)
             self.completion_tokens += count
             self.uncounted += count
@@ -99,39 +101,39 @@ class GenerationAnswer:
             self._open -= 1
 
     def take_count(self) -> int:
-        """Tokens that have come since this was last asked."""
+        """Return the number of tokens since the previous call of this method."""
         count, self.uncounted = self.uncounted, 0
         return count
 
     def take(self) -> list[Tensor]:
-        """The outputs that were asked for, of what is new."""
+        """Return the requested outputs of the part since the previous call."""
         pieces = self._pieces
         indices = sorted(pieces) if len(pieces) > 1 else list(pieces)
         found = [pieces[index] for index in indices]
         self._pieces, self.has_news = {}, False
-        return [self._tensor(name, indices, found) for name in self._outputs]
+        return [self._make_output(name, indices, found) for name in self._outputs]
 
-    def _tensor(self, name: str, indices: list[int], found: list[_Piece]) -> Tensor:
+    def _make_output(self, name: str, indices: list[int], found: list[_UnsentPart]) -> Tensor:
         count = len(found)
         match name:
             case "text_output":
                 return Tensor(name, BYTES, (count,), pack_bytes([piece.text for piece in found]))
             case "index":
-                return _whole(name, indices)
+                return _int32_tensor(name, indices)
             case "finish_reason":
                 return Tensor(name, BYTES, (count,), pack_bytes([piece.finish_reason for piece in found]))
             case "usage":
-                return _whole(name, [self.prompt_tokens, self.completion_tokens, self.cached_tokens])
+                return _int32_tensor(name, [self.prompt_tokens, self.completion_tokens, self.cached_tokens])
             case "token_ids":
-                return _whole(name, [token for piece in found for token in piece.token_ids])
+                return _int32_tensor(name, [token for piece in found for token in piece.token_ids])
             case "token_bytes":
                 tokens = [token for piece in found for token in piece.token_bytes]
                 return Tensor(name, BYTES, (len(tokens),), pack_bytes(tokens))
             case "counts":
-                return _whole(name, [len(piece.token_ids) for piece in found])
+                return _int32_tensor(name, [len(piece.token_ids) for piece in found])
         numbers = [number for piece in found for number in piece.logprobs]
         return Tensor(name, "FP32", (len(numbers),), pack(f"<{len(numbers)}f", *numbers))
 
 
-def _whole(name: str, numbers: Sequence[int]) -> Tensor:
+def _int32_tensor(name: str, numbers: Sequence[int]) -> Tensor:
     return Tensor(name, "INT32", (len(numbers),), pack(f"<{len(numbers)}i", *numbers))

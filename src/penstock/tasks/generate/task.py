@@ -1,4 +1,4 @@
-"""The generate task: a request's prompts and parameters become generations, whose text becomes its answers."""
+"""The generate task: converts a request's prompts and parameters to generations, and their text to answers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from penstock.core.errors import InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.generation import Generation
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, check_tensor, unpack_bytes
-from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
+from penstock.tasks.base import Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_column, check_outputs
 from penstock.tasks.generate.answer import (
     COUNTS,
@@ -23,9 +23,15 @@ from penstock.tasks.generate.answer import (
     USAGE,
     GenerationAnswer,
 )
-from penstock.tasks.generate.parameters import MAX_CHOICES, NAMES, flag, read_sampling
-from penstock.tasks.generate.prompts import INPUT_IDS, INPUT_LENGTHS, MESSAGES, TEXT_INPUT, prompts_of
-from penstock.tasks.generate.tensors import TENSOR_NAMES, parameters_of
+from penstock.tasks.generate.parameters import (
+    MAX_CHOICES,
+    NAMES,
+    TENSOR_NAMES,
+    read_flag,
+    read_parameter_inputs,
+    read_sampling,
+)
+from penstock.tasks.generate.prompts import INPUT_IDS, INPUT_LENGTHS, MESSAGES, TEXT_INPUT, read_prompts
 from penstock.tasks.options import GenerateOptions
 
 STREAM, SAMPLING, EXCLUDE = "stream", "sampling_parameters", "exclude_input_in_output"
@@ -49,15 +55,16 @@ MAX_SAMPLING_BYTES = 512 * 1024
 
 
 class GenerateTask:
-    """Nothing is batched here: the engine joins what runs, step by step. So a request has no pieces, and what it is
-    prepared into is the answer that grows, with the generations that it asks for."""
+    """Prepares a request as a growing answer with its generations.
+
+    A request has no pieces, because the engine itself batches the running generations.
+    """
 
     is_prepare_cheap = True
     is_finish_cheap = True
-    engine_outputs: Sequence[str] = ()
 
     def __init__(self, options: GenerateOptions, engine: Signature) -> None:
-        """`engine` has the input `messages` where the model has a chat template."""
+        """Accept messages only if the engine has an input `messages`: then the model has a chat template."""
         self._defaults = options.defaults.model_dump(exclude_none=True)
         self._most_tokens = options.max_tokens
         has_template = any(spec.name == MESSAGES for spec in engine.inputs)
@@ -68,46 +75,37 @@ class GenerateTask:
 
     def prepare(self, request: TaskRequest) -> Prepared:
         check_outputs(request, [spec.name for spec in OUTPUTS])
-        inputs = self._by_name(request.inputs)
-        parameters = self._parameters(request, inputs)
+        inputs = self._check_inputs(request.inputs)
+        parameters = self._merge_parameters(request, inputs)
         given = [name for name in self._prompts if name in inputs]
         if len(given) != 1:
             raise InvalidTensor(
-                f"send one of {', '.join(map(repr, self._prompts))}; got {' and '.join(map(repr, given)) or 'none'}"
+                f"the request must have exactly one of the inputs {', '.join(map(repr, self._prompts))}; "
+                f"got {' and '.join(map(repr, given)) or 'none'}"
             )
-        has_echo = self._has_echo(inputs, parameters, given[0])
-        prompts = prompts_of(inputs[given[0]], parameters, inputs.get(INPUT_LENGTHS), has_echo)
+        has_echo = self._read_echo(inputs, parameters, given[0])
+        prompts = read_prompts(inputs[given[0]], parameters, inputs.get(INPUT_LENGTHS), has_echo)
         sampling = read_sampling(parameters, self._defaults, self._most_tokens)
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise RequestTooLarge(
-                f"{len(prompts)} prompts with {sampling.n} choices each; at most {MAX_CHOICES} choices are made for "
-                "one request: send fewer prompts, or a smaller n"
+                f"{len(prompts)} prompts with {sampling.n} choices each; at most {MAX_CHOICES} choices are allowed "
+                "per request: send fewer prompts, or a smaller n"
             )
         if not sampling.has_logprobs and not {LOGPROBS, TOKEN_BYTES}.isdisjoint(request.outputs):
             sampling = read_sampling({**parameters, "logprobs": True}, self._defaults, self._most_tokens)
         echoes = [prompt.text for prompt in prompts] if has_echo and prompts[0].text else []
         outputs = request.outputs or (*PLAIN, *(OF_TOKENS if sampling.has_logprobs else ()))
-        is_streamed = _flag(inputs, parameters, STREAM, True)
+        is_streamed = _read_flag_input(inputs, parameters, STREAM, True)
         answer = GenerationAnswer([Generation(prompt, sampling) for prompt in prompts], outputs, is_streamed, echoes)
         return Prepared([], answer)
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        """What of the answer has not been given yet; its tokens are told as a parameter."""
+        """Return the part of the answer since the last call, and set the parameter `tokens` to its number of tokens."""
         answer: GenerationAnswer = prepared.context
         prepared.parameters = {"tokens": answer.take_count()}
         return answer.take()
 
-    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
-        return {}
-
-    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
-        return []
-
-    def warm_up_inputs(self) -> list[dict[str, Array]]:
-        """The engine warms itself up."""
-        return []
-
-    def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _check_inputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         found = {tensor.name: tensor for tensor in tensors}
         known = [*self._prompts, *(spec.name for spec in OPTIONAL)]
         for name in found:
@@ -116,45 +114,45 @@ class GenerateTask:
             if name not in known and name not in TENSOR_NAMES:
                 raise InvalidTensor(f"unknown input '{name}'; the model takes {', '.join(known)}")
         if len(found) < len(tensors):
-            raise InvalidTensor("an input was sent twice")
+            raise InvalidTensor("the request has two inputs with the same name: send each input once")
         return found
 
-    def _parameters(self, request: TaskRequest, inputs: Mapping[str, Tensor]) -> Mapping[str, object]:
-        """Those of the request stand before those that are inputs, and these before `sampling_parameters`."""
-        as_inputs = parameters_of(inputs)
+    def _merge_parameters(self, request: TaskRequest, inputs: Mapping[str, Tensor]) -> Mapping[str, object]:
+        """Return all parameters: the request's own override inputs, and inputs override `sampling_parameters`."""
+        as_inputs = read_parameter_inputs(inputs)
         tensor = inputs.get(SAMPLING)
         if tensor is None:
             return {**as_inputs, **request.parameters} if as_inputs else request.parameters
         check_column(tensor, f"'{SAMPLING}' is BYTES [1], a JSON object", "object")
         try:
-            told = json.loads(unpack_bytes(tensor)[0] or b"{}") if len(tensor.data) <= MAX_SAMPLING_BYTES else None
+            given = json.loads(unpack_bytes(tensor)[0] or b"{}") if len(tensor.data) <= MAX_SAMPLING_BYTES else None
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"input '{SAMPLING}' is not JSON: {error}") from error
-        if not isinstance(told, dict):
+        if not isinstance(given, dict):
             raise InvalidRequest(f"input '{SAMPLING}' must be a JSON object of at most {MAX_SAMPLING_BYTES} bytes")
-        for name in told:
+        for name in given:
             if name not in NAMES:
                 near = get_close_matches(name, NAMES, 1)
                 hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(NAMES))}"
                 raise InvalidRequest(f"'{SAMPLING}' has an unknown parameter '{name[:80]}'; {hint}")
-        return {**told, **as_inputs, **request.parameters}
+        return {**given, **as_inputs, **request.parameters}
 
-    def _has_echo(self, inputs: Mapping[str, Tensor], parameters: Mapping[str, object], prompt: str) -> bool:
-        is_wanted = _flag(inputs, parameters, "echo", False)
+    def _read_echo(self, inputs: Mapping[str, Tensor], parameters: Mapping[str, object], prompt: str) -> bool:
+        is_wanted = _read_flag_input(inputs, parameters, "echo", False)
         if EXCLUDE in inputs:
-            is_wanted = not _flag(inputs, {}, EXCLUDE, True)
+            is_wanted = not _read_flag_input(inputs, {}, EXCLUDE, True)
         if is_wanted and prompt == MESSAGES:
-            raise InvalidRequest(f"'{MESSAGES}' are not given again: leave out 'echo'", parameter="echo")
+            raise InvalidRequest(f"'{MESSAGES}' cannot be returned with the answer: leave out 'echo'", parameter="echo")
         return is_wanted
 
 
-def _flag(inputs: Mapping[str, Tensor], parameters: Mapping[str, object], name: str, default: bool) -> bool:
+def _read_flag_input(inputs: Mapping[str, Tensor], parameters: Mapping[str, object], name: str, default: bool) -> bool:
     if name in parameters:
-        return flag(name, parameters[name])
+        return read_flag(name, parameters[name])
     tensor = inputs.get(name)
     if tensor is None:
         return default
     if tensor.datatype != "BOOL" or tensor.shape not in ((1,), (1, 1)):
-        raise InvalidTensor(f"'{name}' is BOOL [1]; got {tensor.datatype} {list(tensor.shape)}")
+        raise InvalidTensor(f"input '{name}' must be BOOL [1]; got {tensor.datatype} {list(tensor.shape)}")
     check_tensor(tensor)
     return tensor.data[0] != 0

@@ -1,1 +1,1 @@
-"""Images on their way in and out: read within limits, cut into tiles, written as files."""
+"""Image processing: decoding within limits, tiling, enlarging, and encoding."""

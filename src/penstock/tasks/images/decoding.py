@@ -1,9 +1,9 @@
-"""Images as clients send them: JPEG or PNG bytes in, eight-bit pixels upright.
+"""Decodes JPEG and PNG files into upright eight-bit pixels.
 
-Pillow gets a copy of the file without its metadata. Its metadata parsers warn through Python's process-wide
-warnings about files that strangers send, and silencing those is not thread-safe; what we need of the
-metadata, the orientation, takes a few lines. Its decoders are opened by class: `Image.open` would try
-multi-picture parsing too, and has a pixel limit of its own, with warnings.
+Pillow gets a copy of the file without metadata, because its metadata parsers report faulty files through Python's
+process-wide warnings, which cannot be silenced in a thread-safe way. This module reads the orientation itself. It opens
+Pillow's decoders by class, because `Image.open` would also parse multi-picture files, and has a pixel limit of its own
+that uses warnings.
 """
 
 import re
@@ -21,21 +21,21 @@ from penstock.core.errors import InvalidImage
 from penstock.core.tensors import Buffer
 from penstock.tasks.images.png import MAGIC as PNG_MAGIC
 
-MAX_SIDE = 65_535  # what JPEG can say; a strip of one pixel by millions costs more than its pixels
-# Each costs some Python. Cameras write dozens of segments, and chunks of 4 KiB and more.
+MAX_SIDE = 65_535  # JPEG's limit; also for PNG, because a very long strip costs more than its number of pixels suggests
+# Limits of the work in Python per file. Cameras write dozens of segments, and chunks of at least 4 KiB.
 MAX_SEGMENTS = 512
 MAX_CHUNKS = 16_384
-MAX_GAP = 64 * 1024  # bytes between two segments, where none should be
+MAX_GAP = 64 * 1024  # stray bytes between two segments
 
 _PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"sRGB", b"IDAT", b"IEND"})
 _JPEG_MAGIC = b"\xff\xd8"
 _JPEG_SCAN = 0xDA
 _JPEG_END = 0xD9
-_JPEG_NEXT = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # what is no marker among pixels is stuffed with a zero
-_JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # say how large the image is
+_JPEG_NEXT = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # 0xff within pixels is followed by a zero
+_JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # these segments have the image's size
 _JPEG_EXIF = 0xE1
-_JPEG_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # markers that no length follows
-# Comments and application segments, but for JFIF, ICC and Adobe, which say how to read the colours.
+_JPEG_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # markers without a length
+# Comments and application segments except JFIF, ICC and Adobe, which define the colours.
 _JPEG_DROPPED = frozenset({*range(0xE0, 0xF0), 0xFE} - {0xE0, 0xE2, 0xEE})
 _ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -47,18 +47,18 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_LYING = (5, 6, 7, 8)  # of these
-# All that Pillow's two decoders were seen to raise on damaged files.
+_SIDEWAYS = (5, 6, 7, 8)  # orientations that swap width and height
+# Exceptions that Pillow's two decoders raise for damaged files.
 _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, AssertionError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """An image of which only the header has been read."""
+    """An image whose pixels are not decoded yet."""
 
     image: JpegImageFile | PngImageFile
     orientation: int
-    scans: int = 1  # of a JPEG: a progressive one has several, each for all pixels
+    scans: int = 1  # a progressive JPEG has several, each over all pixels
 
     @property
     def pixels(self) -> int:
@@ -70,9 +70,9 @@ class ImageHeader:
 
     @property
     def upright(self) -> tuple[int, int]:
-        """Its width and height when it has been turned as it says."""
+        """Return the width and height after the orientation is applied."""
         width, height = self.image.size
-        return (height, width) if self.orientation in _LYING else (width, height)
+        return (height, width) if self.orientation in _SIDEWAYS else (width, height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +90,23 @@ def read_header(data: bytes) -> ImageHeader:
         kind, (kept, exif) = JpegImageFile, _strip_jpeg(data)
         scans = _count_scans(kept)
     else:
-        raise InvalidImage("not a JPEG or PNG image: send the bytes of a file in one of these formats")
+        raise InvalidImage("the data is not a JPEG or PNG image: send the bytes of a file in one of these formats")
     try:
         image = kind(BytesIO(kept))
     except _DAMAGE as error:
-        raise _damaged(error) from error
+        raise _damaged_image_error(error) from error
     header = ImageHeader(image, _read_orientation(exif), scans)
     if max(image.size) > MAX_SIDE:
-        raise InvalidImage(f"the image says it has {header.size} pixels; no side may be over {MAX_SIDE}: send parts")
+        raise InvalidImage(
+            f"the image's header declares {header.size} pixels; no side may exceed {MAX_SIDE}: send parts of the image"
+        )
     if header.pixels != count_pixels(data):
-        raise InvalidImage("the image says two different sizes: save it anew")
+        raise InvalidImage("the image declares two different sizes: save it again")
     return header
 
 
 def count_pixels(data: Buffer) -> int:
-    """What the file says it has, found in some microseconds; 0 where it cannot be read."""
+    """Return the number of pixels that the header declares, or 0 if it is unreadable. This takes microseconds."""
     if data[: len(PNG_MAGIC)] == PNG_MAGIC:
         width, height = struct.unpack_from(">II", data, 16) if len(data) >= 24 else (0, 0)
         return int(width * height)
@@ -126,7 +128,7 @@ def decode(header: ImageHeader) -> DecodedImage:
         image.load()
         plain = _to_eight_bits(image)
     except _DAMAGE as error:
-        raise _damaged(error) from error
+        raise _damaged_image_error(error) from error
     profile = image.info.get("icc_profile")
     method = _UPRIGHT.get(header.orientation)
     if method is not None:
@@ -135,27 +137,27 @@ def decode(header: ImageHeader) -> DecodedImage:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """L, LA, RGB or RGBA, whatever the file had."""
-    if image.mode in ("I;16", "I;16B", "I"):  # Pillow's own conversion clips at 255
+    """Convert any mode to L, LA, RGB or RGBA."""
+    if image.mode in ("I;16", "I;16B", "I"):  # Pillow's conversion clips at 255
         return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
     is_gray = image.mode in ("1", "L", "LA")
     mode = ("L" if is_gray else "RGB") + ("A" if image.has_transparency_data else "")
-    return image if image.mode == mode else image.convert(mode)  # which would copy it
+    return image if image.mode == mode else image.convert(mode)  # convert copies, even to the same mode
 
 
 def _matching_profile(profile: bytes | None, mode: str) -> bytes | None:
-    """The colour profile, unless it is of colours that our answer no longer has (CMYK)."""
+    """Return the colour profile, or None if it is for a different colour space than `mode`, for example CMYK."""
     space = b"GRAY" if mode in ("L", "LA") else b"RGB "
     return profile if profile and profile[16:20] == space else None
 
 
 def _strip_png(data: bytes) -> tuple[bytes, bytes]:
-    """Returns (the file with the chunks that make its pixels, its EXIF)."""
+    """Return the file with only those chunks that define its pixels, and the file's EXIF data."""
     view, kept, exif = memoryview(data), [memoryview(PNG_MAGIC)], b""
-    seen: set[bytes] = set()  # of all but its pixels there is one; each more may be dear to unpack
+    seen: set[bytes] = set()  # duplicates are dropped, because they may be expensive to unpack
     for name, start, end in _png_chunks(data):
         if name == b"acTL":
-            raise InvalidImage("an animated PNG: send one frame as a PNG of its own")
+            raise InvalidImage("the image is an animated PNG: send one frame as a separate PNG")
         if name == b"eXIf":
             exif = data[start + 8 : end - 4]
         elif name in _PNG_KEPT and name not in seen:
@@ -165,7 +167,7 @@ def _strip_png(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yields (name, start, end); the last may reach past the data where the file is cut."""
+    """Yield the name, start and end of each chunk. If the file is cut short, the last end is beyond the data."""
     start, name = len(PNG_MAGIC), b""
     for _ in range(MAX_CHUNKS):
         if start + 8 > len(data) or name == b"IEND":
@@ -173,11 +175,11 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         length, name = struct.unpack_from(">I4s", data, start)
         yield name, start, start + length + 12
         start += length + 12
-    raise InvalidImage(f"the PNG image has more than {MAX_CHUNKS} chunks: save it anew")
+    raise InvalidImage(f"the PNG image has more than {MAX_CHUNKS} chunks: save it again")
 
 
 def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
-    """Returns (the file without metadata segments, its EXIF)."""
+    """Return the file without metadata segments, and the file's EXIF data."""
     view, kept, exif = memoryview(data), [memoryview(_JPEG_MAGIC)], b""
     for marker, start, end in _jpeg_segments(data):
         if marker == _JPEG_EXIF and data.startswith(b"Exif\0\0", start + 4):
@@ -188,7 +190,7 @@ def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, int, int]]:
-    """Yields (marker, start, end); the first scan comes last and reaches to the end of the file."""
+    """Yield the marker, start and end of each segment. The last one is the first scan, with the rest of the file."""
     start = _find_marker(data, len(_JPEG_MAGIC))
     for _ in range(MAX_SEGMENTS):
         if not 0 <= start <= len(data) - 4:
@@ -206,14 +208,14 @@ def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, int, int]]:
             yield marker, start, end
         else:
             break
-        start = _find_marker(data, end)  # decoders skip what lies between segments, and so must we
+        start = _find_marker(data, end)  # decoders skip bytes between segments, too
     else:
-        raise InvalidImage(f"the JPEG image has more than {MAX_SEGMENTS} segments before its pixels: save it anew")
+        raise InvalidImage(f"the JPEG image has more than {MAX_SEGMENTS} segments before its pixels: save it again")
     raise InvalidImage("the JPEG image is cut short or damaged before its first pixel: send the whole file")
 
 
 def _count_scans(data: bytes) -> int:
-    """Up to the end of the image: other files may follow it, and other segments lie between scans."""
+    """Count the scans up to the end of the image, which other images may follow."""
     *_, (_, start, _) = _jpeg_segments(data)
     scans = 0
     for _ in range(MAX_SEGMENTS):
@@ -223,7 +225,7 @@ def _count_scans(data: bytes) -> int:
         scans += marker == _JPEG_SCAN
         length = 0 if marker in _JPEG_BARE else int.from_bytes(data[found.end() : found.end() + 2], "big")
         start = found.end() + length
-    raise InvalidImage(f"the JPEG image has more than {MAX_SEGMENTS} segments: save it anew")
+    raise InvalidImage(f"the JPEG image has more than {MAX_SEGMENTS} segments: save it again")
 
 
 def _find_marker(data: Buffer, start: int) -> int:
@@ -234,7 +236,7 @@ def _find_marker(data: Buffer, start: int) -> int:
 
 
 def _read_orientation(exif: bytes) -> int:
-    """EXIF's orientation, 1 (upright) where there is none that can be read."""
+    """Return the orientation in EXIF data, or 1 (upright) if it is missing or unreadable."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:
         return 1
@@ -250,5 +252,6 @@ def _read_orientation(exif: bytes) -> int:
     return 1
 
 
-def _damaged(error: BaseException) -> InvalidImage:
-    return InvalidImage(f"the image is damaged or cut short ({error}): send the whole file, or save it anew")
+def _damaged_image_error(error: BaseException) -> InvalidImage:
+    cause = "" if "unpack" in str(error) else f" ({error})"  # Pillow passes on messages of struct
+    return InvalidImage(f"the image is damaged or cut short{cause}: send the whole file, or save it again")

@@ -1,4 +1,4 @@
-"""An answer's file, as its request wishes it."""
+"""Encodes an answer's image with the requested output options."""
 
 from collections.abc import Iterable
 from io import BytesIO
@@ -6,37 +6,40 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
+from penstock.tasks.images.output_options import PNG, WEBP, OutputOptions, Size
 from penstock.tasks.images.png import Rows, encode_png
-from penstock.tasks.images.wishes import PNG, WEBP, ImageWishes, Size
 
-WEBP_EFFORT = 2  # of 0 to 6
+WEBP_EFFORT = 2  # from 0 to 6
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # by channels
 
 
 def write_file(
-    wishes: ImageWishes, bands: Iterable[Rows], sizes: tuple[Size, Size], profile: bytes | None, colors: str
+    output: OutputOptions, bands: Iterable[Rows], sizes: tuple[Size, Size], profile: bytes | None, colors: str
 ) -> list[bytes]:
-    """The file's parts. `sizes`: what the bands make, and what is wished for. `colors`: of bands of three channels."""
-    made, wished = sizes
-    if wishes.format == PNG and made == wished:
-        return encode_png(made, bands, profile)  # a band at a time: the whole of it is never in memory
-    image = _assemble(bands, made, colors)
-    if made != wished:
-        image = image.resize(wished, Image.Resampling.BICUBIC)
-    if wishes.format == PNG:
-        return encode_png(wished, [np.asarray(image).reshape(image.height, image.width, -1)], profile)
+    """Return the file's parts.
+
+    `sizes`: the size of all bands together, and the requested size. `colors`: the mode of bands with three channels.
+    """
+    made, requested = sizes
+    if output.format == PNG and made == requested:
+        return encode_png(made, bands, profile)  # band by band, so that the whole image is never in memory
+    image = _join_bands(bands, made, colors)
+    if made != requested:
+        image = image.resize(requested, Image.Resampling.BICUBIC)
+    if output.format == PNG:
+        return encode_png(requested, [np.asarray(image).reshape(image.height, image.width, -1)], profile)
     file = BytesIO()
     image.save(
         file,
-        wishes.format,
-        quality=wishes.quality,
+        output.format,
+        quality=output.quality,
         icc_profile=profile,
-        **({"method": WEBP_EFFORT} if wishes.format == WEBP else {}),
+        **({"method": WEBP_EFFORT} if output.format == WEBP else {}),
     )
     return [file.getvalue()]
 
 
-def _assemble(bands: Iterable[Rows], size: Size, colors: str) -> Image.Image:
+def _join_bands(bands: Iterable[Rows], size: Size, colors: str) -> Image.Image:
     image: Image.Image | None = None
     top = 0
     for band in bands:

@@ -1,7 +1,7 @@
-"""Images through a network of planes (FP32, 0 to 1): enlarged here before, put together and turned to RGB here after.
+"""The pipeline for networks of planes (FP32, 0 to 1), which only sharpen: this module enlarges and converts colours.
 
-As SRCNN's paper does, bicubic interpolation enlarges everything and the network then sharpens the luminance;
-colour and transparency stay bicubic.
+As in SRCNN's paper, bicubic interpolation enlarges all planes, and the network then sharpens the luminance. Colours and
+transparency are only interpolated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,69 +12,71 @@ from PIL import Image
 
 from penstock.core.tensors import Array
 from penstock.tasks.base import Piece
-from penstock.tasks.images.enlarging import enlarge
-from penstock.tasks.images.network import ImageNetwork
+from penstock.tasks.images.bicubic import enlarge
+from penstock.tasks.images.output_options import Size
+from penstock.tasks.images.pipeline import ImageNetwork
 from penstock.tasks.images.png import Rows
-from penstock.tasks.images.tiling import Pixels, Tiling, tile
-from penstock.tasks.images.wishes import Size
+from penstock.tasks.images.tiling import Pixels, Tiling, divide_image
 
-REACH = 3  # pixels above and below that bicubic interpolation looks at, and one
+REACH = 3  # pixels above and below within reach of bicubic interpolation, plus one
 
 
 @dataclass(frozen=True, slots=True)
 class _WaitingPlanes:
-    """What of an image waits for its planes to come back."""
+    """The state of an image while its planes are in the network."""
 
-    size: Size  # of the answer
-    planes: int  # that went through the network
-    others: tuple[Image.Image, ...]  # colours, as small as they came
-    alpha: Image.Image | None  # as small
+    size: Size  # of the output
+    planes: int  # number of planes in the network
+    others: tuple[Image.Image, ...]  # colour planes, not enlarged yet
+    alpha: Image.Image | None  # not enlarged yet
     tiling: Tiling
 
 
-class PlaneWay:
+class PlanePipeline:
     def __init__(self, network: ImageNetwork) -> None:
         self.network = network
 
     def cut(self, image: Image.Image) -> tuple[list[Piece], _WaitingPlanes]:
         size = (image.width * self.network.scale, image.height * self.network.scale)
         alpha = image.getchannel("A") if image.mode in ("LA", "RGBA") else None
-        planes = _planes(image)
+        planes = _split_planes(image)
         count = len(planes) if self.network.is_for_colors else 1
-        tiling = tile(size, self.network.tile - 2 * self.network.overlap)
-        tiles = [each for plane in planes[:count] for each in self._cut(enlarge(plane, self.network.scale), tiling)]
+        tiling = divide_image(size, self.network.tile - 2 * self.network.overlap)
+        tiles = [
+            each for plane in planes[:count] for each in self._cut_tiles(enlarge(plane, self.network.scale), tiling)
+        ]
         pieces = [Piece({self.network.input: each}, key=(self.network.input, *each.shape)) for each in tiles]
         return pieces, _WaitingPlanes(size, count, planes[count:], alpha, tiling)
 
     def bands(self, waiting: _WaitingPlanes, answers: Sequence[Sequence[Array]], colors: str) -> Iterator[Rows]:
-        # What lies in a tile's margin was computed beside the zeros that convolutions see beyond its border.
+        # Drop each tile's margin, which is wrong because convolutions use zeros beyond the tile's border.
         margin, tiling = self.network.overlap, waiting.tiling
         inner = np.s_[margin : margin + tiling.height, margin : margin + tiling.width]
         found = [answer[0][inner] for answer in answers]
         each = len(tiling.corners)
-        laid = [tiling.lay(found[start : start + each]) for start in range(0, len(found), each)]
+        laid = [tiling.join_bands(found[start : start + each]) for start in range(0, len(found), each)]
         for bands in zip(*laid, strict=True):
-            yield _compose(waiting, bands[0][0], [band for _, band in bands], colors)
+            yield _compose_band(waiting, bands[0][0], [band for _, band in bands], colors)
 
     def blank(self) -> Piece:
         return Piece({self.network.input: np.zeros((self.network.tile, self.network.tile), np.uint8)})
 
-    def _cut(self, plane: Pixels, tiling: Tiling) -> Iterator[Pixels]:
-        # The image's border is repeated outward: the network learnt on pictures that go on, not on frames.
+    def _cut_tiles(self, plane: Pixels, tiling: Tiling) -> Iterator[Pixels]:
+        # Repeat the image's border outward, because the network was trained on pictures without frames.
         margin = self.network.overlap
         padded = np.pad(plane, margin, mode="edge")
         for top, left in tiling.corners:
             yield padded[top : top + tiling.height + 2 * margin, left : left + tiling.width + 2 * margin]
 
 
-def _planes(image: Image.Image) -> tuple[Image.Image, ...]:
+def _split_planes(image: Image.Image) -> tuple[Image.Image, ...]:
     if image.mode in ("L", "LA"):
         return (image.getchannel("L"),)
     return (image if image.mode == "RGB" else image.convert("RGB")).convert("YCbCr").split()
 
 
-def _compose(waiting: _WaitingPlanes, top: int, planes: Sequence[Pixels], colors: str) -> Rows:
-    """A band of the answer: what the network gave, with the rest as large."""
+def _compose_band(waiting: _WaitingPlanes, top: int, planes: Sequence[Pixels], colors: str) -> Rows:
+    """Return a band of the answer: the network's planes, merged with the other planes, which are enlarged here."""
     width, rows = waiting.size[0], len(planes[0])
 
     def enlarge_band(plane: Image.Image) -> Pixels:

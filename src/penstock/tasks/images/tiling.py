@@ -1,4 +1,4 @@
-"""How an image is divided into tiles: as few as a limit allows, of one size, and what of it each answers for."""
+"""Divides an image into tiles of equal size, with as few tiles as their largest size allows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,38 +7,38 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.tasks.images.wishes import Size
+from penstock.tasks.images.output_options import Size
 
-GRAIN = 16  # pixels
+GRAIN = 16  # pixels; sides are multiples of it
 
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The part of the image that each tile answers for; the tile itself is larger by a margin."""
+    """The area of the image that each tile covers; a tile also contains a margin around its area."""
 
     size: Size  # of the image
     width: int
     height: int
     corners: tuple[tuple[int, int], ...]  # top, left
 
-    def lay(self, answers: Sequence[Pixels]) -> Iterator[tuple[int, Pixels]]:
-        """Yields (top, pixels) of a row of tiles; the last leaves out what the one before has of it."""
+    def join_bands(self, answers: Sequence[Pixels]) -> Iterator[tuple[int, Pixels]]:
+        """Join answers to bands: yield the top and the pixels of each row of tiles, without pixels of earlier bands."""
         done = 0
         for top, row in groupby(zip(self.corners, answers, strict=True), key=lambda each: each[0][0]):
-            band = _beside(self.size[0], list(row))
+            band = _join_row(self.size[0], list(row))
             yield done, band[done - top :]
             done = top + self.height
 
 
-def tile(size: Size, limit: int) -> Tiling:
-    """`limit`: pixels along the side of what a tile answers for."""
-    (width, lefts), (height, tops) = (_divide(length, limit) for length in size)
+def divide_image(size: Size, limit: int) -> Tiling:
+    """Divide an image. `limit`: the most pixels along a side of a tile's area."""
+    (width, lefts), (height, tops) = (_divide_length(length, limit) for length in size)
     return Tiling(size, width, height, tuple((top, left) for top in tops for left in lefts))
 
 
-def _beside(width: int, row: Sequence[tuple[tuple[int, int], Pixels]]) -> Pixels:
+def _join_row(width: int, row: Sequence[tuple[tuple[int, int], Pixels]]) -> Pixels:
     first = row[0][1]
     if len(row) == 1:
         return first
@@ -48,12 +48,12 @@ def _beside(width: int, row: Sequence[tuple[tuple[int, int], Pixels]]) -> Pixels
     return band
 
 
-def _divide(length: int, limit: int) -> tuple[int, list[int]]:
-    """Returns (how much of a side each tile answers for, where each starts).
+def _divide_length(length: int, limit: int) -> tuple[int, list[int]]:
+    """Return the length that each tile covers, and the start of each tile.
 
-    As few tiles as the limit allows, and those of one length: a network's time goes by pixels, and tiles of
-    the full length with the last moved far inward would compute up to two thirds of them twice. The grain
-    lets images of like sizes have tiles of one shape.
+    All tiles cover about the same share of the length. If they covered `limit`, and the last tile was moved inward, up
+    to two thirds of the pixels would be computed twice. Sides are multiples of GRAIN, so that tiles of images of
+    similar size have the same shape and can be batched.
     """
     count = -(-length // limit)
     even = -(-length // count)

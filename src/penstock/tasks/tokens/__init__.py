@@ -1,1 +1,1 @@
-"""Token ids, as a model's own tokenizer gives them."""
+"""Encodes texts faster than a tokenizer: caches the token ids of words, and reads the special ids once."""

@@ -1,1 +1,1 @@
-"""Credentials on a wire, once for every role: TLS of each port and channel, CURVE of ZeroMQ between hosts."""
+"""TLS for ports and channels, and CURVE for ZeroMQ sockets between hosts."""

@@ -1,4 +1,4 @@
-"""A certificate authority for development and private clusters: makes its own certificate, and those of others."""
+"""A certificate authority for development and private clusters: issues certificates for servers and clients."""
 
 import os
 from collections.abc import Sequence
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateBuilder
 
 CA, CA_KEY = "ca.pem", "ca-key.pem"
-SKEW = timedelta(minutes=5)  # by which others' clocks may be behind
-_NAME_CHARS = 64  # of a common name
-_CURVE = ec.SECP256R1()  # the one that gRPC, browsers and OpenSSL all take
+SKEW = timedelta(minutes=5)  # clocks of other hosts may be this much behind
+_NAME_CHARS = 64  # X.509's limit for a common name
+_CURVE = ec.SECP256R1()  # accepted by gRPC, browsers and OpenSSL
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
+    """An issued certificate and its key."""
+
     cert: Path
     key: Path
     names: tuple[str, ...]
@@ -39,7 +41,7 @@ class Issued:
 
 
 class Authority:
-    """A folder with its certificate and its key; what it issues comes beside them."""
+    """Issues certificates from a folder with the authority's certificate and key; writes them to the same folder."""
 
     def __init__(self, folder: Path, cert: "Certificate", key: ec.EllipticCurvePrivateKey) -> None:
         self.folder = folder
@@ -48,12 +50,12 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, name: str, days: int, now: datetime | None = None) -> "Authority":
-        """Raises ConfigError where there is one already: what it has issued would be worth nothing."""
+        """Create the authority's certificate and key. Raise ConfigError if the folder already has an authority."""
         if (folder / CA).exists() or (folder / CA_KEY).exists():
-            raise ConfigError(f"{folder} has an authority already ({CA}): choose another folder, or delete that one")
+            raise ConfigError(f"{folder} already contains an authority ({CA}): choose another folder, or delete it")
         key, at = ec.generate_private_key(_CURVE), now or datetime.now(UTC)
-        builder = _builder(name, name, key.public_key(), at, timedelta(days=days))
-        usage = _usage(key_cert_sign=True, crl_sign=True)
+        builder = _create_certificate_builder(name, name, key.public_key(), at, timedelta(days=days))
+        usage = _build_key_usage(key_cert_sign=True, crl_sign=True)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(usage, critical=True)
         builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -61,8 +63,8 @@ class Authority:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be made: {error.strerror}") from error
-        _write(folder / CA_KEY, _pem(key), 0o600)
+            raise ConfigError(f"cannot create {folder}: {error.strerror}") from error
+        _write(folder / CA_KEY, _encode_pem(key), 0o600)
         _write(folder / CA, cert.public_bytes(Encoding.PEM), 0o644)
         return cls(folder, cert, key)
 
@@ -73,12 +75,12 @@ class Authority:
             key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
         except OSError as error:
             raise ConfigError(
-                f"{folder} has no authority ({error.strerror}): make one with penstock certs init"
+                f"{folder} contains no authority ({error.strerror}): create one with penstock certs init"
             ) from error
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{folder}: {CA} or {CA_KEY} cannot be read: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigError(f"{folder}/{CA_KEY} is no key that penstock certs init made")
+            raise ConfigError(f"{folder}/{CA_KEY} is not a key created by penstock certs init")
         return cls(folder, cert, key)
 
     def issue(
@@ -89,47 +91,54 @@ class Authority:
         is_client: bool = False,
         now: datetime | None = None,
     ) -> Issued:
-        """A certificate of that name, also for these hosts; one of the same name is replaced, while servers use it.
+        """Issue a certificate for a name and hosts, and replace an earlier certificate with the same name.
 
-        `is_client`: nothing can be served with it."""
+        Servers may read the files during the replacement. If `is_client`, the certificate is not valid for servers.
+        """
         if not name or len(name) > _NAME_CHARS or "/" in name or name.startswith("."):
-            raise ConfigError(f"'{name[:80]}' is no name: at most {_NAME_CHARS} characters, none of them a slash")
+            raise ConfigError(
+                f"invalid name '{name[:80]}': use 1 to {_NAME_CHARS} characters, without slashes or a leading dot"
+            )
         if f"{name}.pem" == CA:
-            raise ConfigError(f"'{name}' is the authority's own name: choose another")
+            raise ConfigError(f"the name '{name}' is the authority's own: choose another name")
         key, at = ec.generate_private_key(_CURVE), now or datetime.now(UTC)
         issuer = self._cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
-        builder = _builder(name, str(issuer), key.public_key(), at, timedelta(days=days))
+        builder = _create_certificate_builder(name, str(issuer), key.public_key(), at, timedelta(days=days))
         names = list(dict.fromkeys([name, *hosts]))
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if not is_client:
             purposes.insert(0, ExtendedKeyUsageOID.SERVER_AUTH)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+        builder = builder.add_extension(_build_key_usage(digital_signature=True), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-        builder = builder.add_extension(x509.SubjectAlternativeName([_other_name(each) for each in names]), False)
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([_parse_alternative_name(each) for each in names]), False
+        )
         of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         cert = builder.add_extension(of_issuer, critical=False).sign(self._key, hashes.SHA256())
         issued = Issued(
             self.folder / f"{name}.pem", self.folder / f"{name}-key.pem", tuple(names), cert.not_valid_after_utc
         )
-        # One after the other: who looks in between finds that they do not match, and looks again.
-        _write(issued.key, _pem(key), 0o600)
+        # A server that reads the files between the two writes finds that they do not match, and reads them again.
+        _write(issued.key, _encode_pem(key), 0o600)
         _write(issued.cert, cert.public_bytes(Encoding.PEM), 0o644)
         return issued
 
 
-def _builder(
+def _create_certificate_builder(
     name: str, issuer: str, key: ec.EllipticCurvePublicKey, at: datetime, valid: timedelta
 ) -> "CertificateBuilder":
-    builder = x509.CertificateBuilder(_named(issuer), _named(name), key, x509.random_serial_number())
+    builder = x509.CertificateBuilder(
+        _build_common_name(issuer), _build_common_name(name), key, x509.random_serial_number()
+    )
     return builder.not_valid_before(at - SKEW).not_valid_after(at + valid)
 
 
-def _named(name: str) -> x509.Name:
+def _build_common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _usage(**given: bool) -> x509.KeyUsage:
+def _build_key_usage(**given: bool) -> x509.KeyUsage:
     usual = dict.fromkeys(
         (
             "digital_signature",
@@ -147,7 +156,7 @@ def _usage(**given: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**usual | given)
 
 
-def _other_name(text: str) -> x509.GeneralName:
+def _parse_alternative_name(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(text.strip("[]")))
     except ValueError:
@@ -155,15 +164,15 @@ def _other_name(text: str) -> x509.GeneralName:
     try:
         return x509.RFC822Name(text) if "@" in text else x509.DNSName(text)
     except ValueError as error:
-        raise ConfigError(f"'{text}' can be no name of a certificate: {error}") from error
+        raise ConfigError(f"'{text}' cannot be a name in a certificate: {error}") from error
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all: a server may be reading it."""
+    """Replace the file atomically, because a server may be reading the file."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as opened:

@@ -1,10 +1,9 @@
-"""This process's certificate: what its ports show and ask for, looked at anew each second.
+"""The TLS certificate of this process's ports. The certificate's files are checked for changes every second.
 
-A handshake that begins after files were exchanged goes by the new ones; what is open stays. Files that do not fit (one
-of two is written already) are told of and looked at again, and until they do, what was there goes on.
+Handshakes that start after the files changed use the new certificate; open connections stay. If the new files are
+invalid (as between the writes of certificate and key), a warning is logged and the previous certificate stays in use.
 """
 
-import asyncio
 import os
 import ssl
 import time
@@ -16,13 +15,13 @@ import grpc
 import structlog
 
 from penstock.core.errors import ConfigError
-from penstock.wire.credentials.channels import CIPHERS
-from penstock.wire.credentials.files import NO_FILES, TlsFiles, TlsMaterial, read_files
+from penstock.wire.credentials.client_tls import CIPHERS
+from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles, TlsMaterial, read_files
 
 log = structlog.get_logger()
 LOOK_S = 1.0
 DAY_S = 86_400.0
-SOON_S = 7 * DAY_S  # for so long before it expires, that is told each day
+SOON_S = 7 * DAY_S  # a warning is logged every day if the certificate expires within this time
 UNIX = "unix:"
 HTTP = ("http/1.1",)
 ClientAuth = Literal["none", "optional", "required"]
@@ -30,60 +29,62 @@ _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl
 
 
 class Certificates:
-    """Without files, everything is plain."""
+    """Reads a process's TLS files, and reads changed files again. Without files, ports are plaintext."""
 
     def __init__(self, files: TlsFiles = NO_FILES, client_auth: ClientAuth = "none") -> None:
-        """Reads them now; raises ConfigError."""
+        """Read the files. Raises ConfigError if a file is invalid."""
         self.files = files
         self._client_auth: ClientAuth = client_auth
         self._stamps = self.files.stamps()
         self._material = TlsMaterial() if self.files.is_empty else read_files(self.files)
-        self._told = ""  # why what is there now is not taken
-        self.generation = 0  # how often it was another
+        self._problem = ""  # why the current files are not used
+        self._warned_at = -inf  # when the last warning about expiry was logged
+        self.generation = 0  # grows with each change of the certificate
 
     @property
     def is_serving(self) -> bool:
-        """Whether ports speak TLS."""
+        """Return whether ports use TLS."""
         return bool(self._material.cert)
 
     @property
-    def is_asking(self) -> bool:
-        """Whether callers show certificates."""
+    def material(self) -> TlsMaterial:
+        """The certificate, its key and the trusted authorities, as last read from the files."""
+        return self._material
+
+    @property
+    def requests_client_certificates(self) -> bool:
+        """Return whether ports ask clients for certificates."""
         return self.is_serving and self._client_auth != "none"
 
     @property
     def expires_at(self) -> float:
-        """Of the certificate, in seconds since 1970; 0: there is none."""
+        """The time when the certificate expires, in seconds since 1970; 0 without a certificate."""
         return self._material.expires_at
 
-    # --- what is new
+    # --- changes of the files
 
-    async def watch_forever(self) -> None:
-        told = -inf  # when it was last said that it expires
-        while not self.files.is_empty:
-            if self.is_serving and self.expires_at - time.time() < SOON_S and time.monotonic() - told > DAY_S:
-                told = time.monotonic()
-                left_s = max(0.0, self.expires_at - time.time())
-                log.warning("certificate_expires", cert=self.files.cert, days=round(left_s / DAY_S, 1))
-            await asyncio.sleep(LOOK_S)
-            try:
-                self.look()
-            except Exception:
-                log.exception("certificate_not_looked_at")  # what was read before goes on
+    def watch(self) -> None:
+        """Read changed files again, and warn once a day if the certificate expires soon. Call this every second."""
+        self.reload()
+        if self.is_serving and self.expires_at - time.time() < SOON_S and time.monotonic() - self._warned_at > DAY_S:
+            self._warned_at = time.monotonic()
+            left_s = max(0.0, self.expires_at - time.time())
+            log.warning("certificate_expires", cert=self.files.cert, days=round(left_s / DAY_S, 1))
 
-    def look(self) -> bool:
-        """Whether others are there and good."""
+    def reload(self) -> bool:
+        """Read the files if they have changed; return whether a new valid certificate was read."""
         stamps = self.files.stamps()
-        if stamps == self._stamps and not self._told:
+        if stamps == self._stamps and not self._problem:
             return False
         try:
             found = read_files(self.files)
         except ConfigError as error:
-            if error.message != self._told:
-                log.warning("certificate_kept", error=error.message, advice="what was read before goes on")
-            self._told = error.message
+            if error.message != self._problem:
+                advice = "the previous certificate stays in use"
+                log.warning("certificate_reload_failed", error=error.message, advice=advice)
+            self._problem = error.message
             return False
-        self._stamps, self._told = stamps, ""
+        self._stamps, self._problem = stamps, ""
         if found == self._material:
             return False
         self._material = found
@@ -94,36 +95,38 @@ class Certificates:
     # --- ports
 
     def add_port(self, server: Any, address: str, client_auth: ClientAuth | None = None) -> int:
-        """To a gRPC server, as its own do; sockets of this machine stay plain."""
+        """Add a port to a gRPC server, with TLS if there is a certificate. Unix sockets stay plaintext."""
         if not self.is_serving or address.startswith(UNIX):
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, self.server_credentials(client_auth)))
 
     def server_credentials(self, client_auth: ClientAuth | None = None) -> grpc.ServerCredentials:
-        """gRPC knows no certificates that may be shown and need not: `optional` asks for none."""
-        given = self.generation
+        """Return credentials for a gRPC server. The server requests client certificates only if they are required."""
+        current = self.generation
 
         def fetch() -> Any:
-            """Before each handshake, in a thread of gRPC's; None: nothing is another."""
-            nonlocal given
-            if given == self.generation:
+            """Return the configuration if the certificate changed, or None. gRPC calls this before each handshake."""
+            nonlocal current
+            if current == self.generation:
                 return None
-            given = self.generation
-            return self._configuration(is_asking)
+            current = self.generation
+            return self._create_configuration(requires_certificate)
 
-        is_asking = (client_auth or self._client_auth) == "required"
-        return grpc.dynamic_ssl_server_credentials(self._configuration(is_asking), fetch, is_asking)
+        requires_certificate = (client_auth or self._client_auth) == "required"
+        return grpc.dynamic_ssl_server_credentials(
+            self._create_configuration(requires_certificate), fetch, requires_certificate
+        )
 
-    def _configuration(self, is_asking: bool) -> Any:
+    def _create_configuration(self, requires_certificate: bool) -> Any:
         material = self._material
-        roots = material.ca if is_asking else None
+        roots = material.ca if requires_certificate else None
         return grpc.ssl_server_certificate_configuration([(material.key, material.cert)], root_certificates=roots)
 
     def server_context(self, client_auth: ClientAuth | None = None) -> ssl.SSLContext:
-        """For HTTP: an event loop's server makes each handshake of it."""
-        return _Renewed(lambda: self.generation, lambda: self._context(client_auth or self._client_auth))
+        """Return a context that always uses the newest certificate, for an HTTP server on an event loop."""
+        return _RenewedContext(lambda: self.generation, lambda: self._create_context(client_auth or self._client_auth))
 
-    def _context(self, client_auth: ClientAuth) -> ssl.SSLContext:
+    def _create_context(self, client_auth: ClientAuth) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
@@ -136,21 +139,21 @@ class Certificates:
         return context
 
 
-class _Renewed(ssl.SSLContext):
-    """Stands for the newest context: each connection begins with that one, its authorities included."""
+class _RenewedContext(ssl.SSLContext):
+    """Uses, for each new connection, an SSLContext with the newest certificate and authorities."""
 
     _generation: Callable[[], int]
     _make: Callable[[], ssl.SSLContext]
     _newest: tuple[int, ssl.SSLContext]
 
-    def __new__(cls, generation: Callable[[], int], make: Callable[[], ssl.SSLContext]) -> "_Renewed":
+    def __new__(cls, generation: Callable[[], int], make: Callable[[], ssl.SSLContext]) -> "_RenewedContext":
         made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
         made._generation, made._make = generation, make
         made._newest = generation(), make()
         return made
 
-    def __init__(self, *given: Any) -> None:
-        """All is done: the compiled part takes nothing else."""
+    def __init__(self, *arguments: Any) -> None:
+        """Do nothing: the base class would reject these arguments."""
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
         generation = self._generation()
@@ -160,7 +163,7 @@ class _Renewed(ssl.SSLContext):
 
 
 def _load_pair(context: ssl.SSLContext, material: TlsMaterial) -> None:
-    """From memory: the files may be others by now."""
+    """Load the certificate and key from memory, because the files may have changed since they were last read."""
     held = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         with open(held, "wb", closefd=False) as opened:

@@ -1,1 +1,1 @@
-"""Messages and tensors between two processes of one machine: a socket, and memory that both have mapped."""
+"""Messages and tensors between two processes of one machine, over a socket and shared memory."""

@@ -1,6 +1,6 @@
-"""Tasks off the worker's interpreter: in processes of its own, or in task workers that it shares with others.
+"""Runs tasks outside the worker's interpreter, in task processes.
 
-A request goes from its runner to `pool` (which blocks use them, which process, and another when one dies) →
-`process` (one of them, as the worker sees it; `peer` is what is at its other end) → `host` (the process's own side).
-What they say to each other is in `contents`; how it travels, in `wire/ipc`.
+A request goes from its runner to `task_pool`, which decides which blocks use task processes, chooses the process of a
+call, and replaces processes that died. `task_process` is the worker's side of one process, `task_host` the process's
+own side. `task_messages` converts the messages between both sides; `wire/ipc` transports them.
 """

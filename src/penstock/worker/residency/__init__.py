@@ -1,1 +1,1 @@
-"""Which blocks are in memory, and which wait outside."""
+"""Loads and unloads a worker's blocks, and queues the jobs of blocks that are not loaded."""

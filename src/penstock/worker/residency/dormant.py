@@ -1,4 +1,4 @@
-"""A block that is not in memory: takes its jobs, has it loaded, and hands them to its runner when that is there."""
+"""The queue of a block that is not in memory: keeps jobs until the block is loaded, then passes them to its runner."""
 
 import time
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, PenstockError, QueueFull, Unavailable
 from penstock.core.statistics import BlockStatistics
 from penstock.telemetry.metrics import WorkerMetrics
-from penstock.worker.job import Holder, WorkerJob
 from penstock.worker.running.budget import credits_of
+from penstock.worker.worker_job import Holder, WorkerJob
 
 now = time.monotonic
-LEAST_CAPACITY = 64  # every gateway has a credit, however few a block has
+LEAST_CAPACITY = 64  # jobs that may wait even if the block has few credits, because every gateway has at least one
 
 
-class Dormant:
-    """A Holder. What was handed over stays reachable through it: who gave it a job need not know where that is."""
+class DormantBlock:
+    """Holds a block's jobs until the block is loaded; afterwards, forwards calls about these jobs to the runner."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Dormant:
         statistics: BlockStatistics,
         metrics: WorkerMetrics,
     ) -> None:
-        """`wake` is called with every job that waits; `statistics` are the block's while no runner counts."""
+        """`wake` requests that the block is loaded, and is called for every job; `statistics` counts failed jobs."""
         self.description = description
         self._wake = wake
         self._statistics = statistics
@@ -41,7 +41,7 @@ class Dormant:
         description = self.description
         capacity = max(LEAST_CAPACITY, credits_of(description.settings, description.instances))
         if len(self._waiting) >= capacity:
-            self._fail(job, QueueFull(f"{capacity} requests wait for model '{description.model}' to be loaded"))
+            self._fail_job(job, QueueFull(f"{capacity} requests wait for model '{description.model}' to be loaded"))
             return
         self._waiting[job] = None
         self._wake()
@@ -61,7 +61,7 @@ class Dormant:
             self._runner.allow(job, credits)
 
     def hand_over(self, runner: Holder) -> None:
-        """The block is loaded: its jobs run there, in the order of their arrival."""
+        """Pass the waiting jobs to the loaded block's runner, in the order of arrival."""
         self._runner = runner
         waiting, self._waiting = self._waiting, {}
         for job in waiting:
@@ -75,30 +75,30 @@ class Dormant:
         return self._runner is not None and self._runner.recall(job)
 
     def hand_back(self) -> list[WorkerJob]:
-        """Takes out and returns all that waits: nothing of it has run."""
+        """Remove and return all waiting jobs; none of them has run."""
         waiting, self._waiting = self._waiting, {}
         for job in waiting:
             job.is_gone = True
         return list(waiting)
 
     def fail(self, reason: str, kind: type[Unavailable] = ModelNotReady) -> None:
-        """The block could not be loaded."""
+        """Fail all waiting jobs, because the block could not be loaded."""
         description = self.description
         error = kind(f"model '{description.model}' version {description.version} failed to load: {reason}")
         for job in list(self._waiting):
-            self._fail(job, error)
+            self._fail_job(job, error)
 
     def expire(self, at: float, why: str, kind: type[Unavailable] = ModelNotReady) -> None:
-        """Fails what has waited for as long as it may; `why` says what the load waits for."""
+        """Fail the jobs whose waiting time is over; `why` is the reason why the block is not loaded yet."""
         max_waiting_s = self.description.settings.residence.max_waiting_s
         for job in list(self._waiting):
             if job.deadline <= at:
-                self._fail(job, DeadlineExceeded(f"the deadline passed before the model was loaded: {why}"))
+                self._fail_job(job, DeadlineExceeded(f"the deadline passed before the model was loaded: {why}"))
             elif job.arrived + max_waiting_s <= at:
                 model = self.description.model
-                self._fail(job, kind(f"model '{model}' was not loaded within {max_waiting_s:g} s: {why}"))
+                self._fail_job(job, kind(f"model '{model}' was not loaded within {max_waiting_s:g} s: {why}"))
 
-    def _fail(self, job: WorkerJob, error: PenstockError) -> None:
+    def _fail_job(self, job: WorkerJob, error: PenstockError) -> None:
         self._waiting.pop(job, None)
         job.is_gone = True
         self._statistics.fail.add(int((now() - job.arrived) * 1e9))

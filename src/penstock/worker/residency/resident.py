@@ -1,49 +1,62 @@
-"""A block in memory: its runner, what it takes, whether it is used, and its way out."""
+"""A block in memory: its runner, its size, whether it is in use, and how it is unloaded."""
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 
-from penstock.engines.base import ContextEngine, GeneratingEngine
 from penstock.models.loading import LoadedBlock
-from penstock.models.registry.cache import OpenedModel
-from penstock.worker.offload.pool import TaskPool
-from penstock.worker.running.batches import BatchRunner
-from penstock.worker.running.calls import CallRunner
-from penstock.worker.running.generation import GenerationRunner
-from penstock.worker.running.runner import BlockRunner, WorkerTools
+from penstock.worker.offload.task_pool import TaskPool
+from penstock.worker.running.batch_runner import BatchRunner
+from penstock.worker.running.block_runner import BlockRunner, WorkerTools
+from penstock.worker.running.call_runner import CallRunner
+from penstock.worker.running.generation_runner import GenerationRunner
 
 log = structlog.get_logger()
 
 
+class OpenedFiles(Protocol):
+    """A model's files, which stay on disk until this object is closed."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
-class Resident:
+class ResidentBlock:
+    """A loaded block, and the memory and files that it uses."""
+
     runner: BlockRunner
     size_bytes: int
-    files: OpenedModel  # which stay for as long
+    files: OpenedFiles  # kept on disk until the block is unloaded
     device_bytes: int = 0  # of its GPU's memory
-    answered: int = 0  # when last looked at
+    answered: int = 0  # number of jobs answered before the last call of `has_run`
 
     def has_run(self) -> bool:
-        """Whether it has answered jobs since this was last asked."""
+        """Return whether the block has answered jobs since the last call."""
         statistics = self.runner.statistics
         before, self.answered = self.answered, statistics.success.count + statistics.fail.count
         return self.answered != before
 
     async def end(self, drain_s: float) -> None:
-        """Lets what runs end and closes the engine; returns when that has let go of the model."""
+        """Finish running jobs, close the engine, and return when the engine has released the model."""
         runner = self.runner
         try:
             await asyncio.wait_for(runner.drain(), drain_s)
         except TimeoutError:
-            log.warning("drain_timeout", model=runner.description.model, jobs=len(runner))
+            log.warning("drain_timed_out", model=runner.description.model, jobs=len(runner))
         await runner.close().wait()
 
 
 def make_runner(loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> BlockRunner:
-    if isinstance(loaded.engine, GeneratingEngine):
-        return GenerationRunner(loaded, loaded.engine, tools, tasks)
-    if isinstance(loaded.engine, ContextEngine):
-        return CallRunner(loaded, loaded.engine, tools, tasks)
-    return BatchRunner(loaded, tools, tasks)
+    match loaded.runs:
+        case "generations":
+            return GenerationRunner(loaded, tools, tasks)
+        case "calls":
+            return CallRunner(loaded, tools, tasks)
+        case "batches":
+            return BatchRunner(loaded, tools, tasks)

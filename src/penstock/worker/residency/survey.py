@@ -1,42 +1,42 @@
-"""What a model's folder tells of a block before it is loaded."""
+"""Estimates and describes a block from its model's folder, before the block is loaded."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.core.blocks import BlockDescription
 from penstock.models.folder import model_files, read_version, size_bytes
-from penstock.models.settings import ModelSettings
-from penstock.telemetry.devices import Gpus
-from penstock.worker.residency.steps import Assigned, Outlook
+from penstock.models.model_yaml import ModelSettings
+from penstock.telemetry.gpus import Gpus
+from penstock.worker.residency.residency_actions import BlockAssignment, LoadEstimate
 
-CONTEXT_BYTES = 512 * 1024 * 1024  # of CUDA and its libraries, about
+CONTEXT_BYTES = 512 * 1024 * 1024  # approximate GPU memory of CUDA and its libraries
 
 
 class Surveyed(NamedTuple):
-    outlook: Outlook
-    description: BlockDescription  # until it is loaded
+    outlook: LoadEstimate
+    description: BlockDescription  # used until the block is loaded
 
 
-def survey(block: Assigned, folder: Path, gpus: Gpus) -> Surveyed:
-    """Reads files; raises what is wrong with them."""
+def survey(block: BlockAssignment, folder: Path, gpus: Gpus) -> Surveyed:
+    """Read the model's files; raise ConfigError if they are invalid."""
     model = read_version(folder, block.version)
-    outlook = outlook_of(model.settings, size_bytes(model_files(model, block.version)), gpus)
-    return Surveyed(outlook, undescribed(block, model.settings))
+    outlook = estimate_load(model.settings, size_bytes(model_files(model, block.version)), gpus)
+    return Surveyed(outlook, describe_from_settings(block, model.settings))
 
 
-def outlook_of(settings: ModelSettings, files_bytes: int, gpus: Gpus) -> Outlook:
-    """On a GPU: what it says itself that it takes, or its weights and what CUDA takes in each process."""
+def estimate_load(settings: ModelSettings, files_bytes: int, gpus: Gpus) -> LoadEstimate:
+    """Estimate a load. On a GPU, use the configured size, or else the size of the model's files and of CUDA."""
     sessions, residence = settings.sessions, settings.residence
     keep_s = sessions.idle_s if sessions.is_stateful else 0.0
     gpu = gpus.find(settings.instances.device)
     if gpu is None:
-        return Outlook(residence, keep_s, files_bytes)
+        return LoadEstimate(residence, keep_s, files_bytes)
     device_bytes = residence.device_memory_bytes or files_bytes + CONTEXT_BYTES
-    return Outlook(residence, keep_s, files_bytes, gpu.device, device_bytes, gpu.memory_bytes)
+    return LoadEstimate(residence, keep_s, files_bytes, gpu.device, device_bytes, gpu.memory_bytes)
 
 
-def undescribed(block: Assigned, settings: ModelSettings) -> BlockDescription:
-    """Of a block that was never loaded: what its model.yaml says."""
+def describe_from_settings(block: BlockAssignment, settings: ModelSettings) -> BlockDescription:
+    """Return a block's description from its model.yaml; the engine adds the other fields when the block is loaded."""
     return BlockDescription(
         block_id=block.block_id,
         model=block.model,

@@ -1,1 +1,1 @@
-"""A block in memory: requests to batches, batches through instances, results to answers."""
+"""Runs a loaded block: groups requests into batches, runs the batches on instances, and splits results into answers."""

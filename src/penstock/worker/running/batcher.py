@@ -1,15 +1,14 @@
-"""Which waiting pieces go into the next batch. Decides; never acts.
+"""Decides which waiting pieces form the next batch. Pure: no I/O.
 
-The oldest piece of the highest level that waits anchors the batch; the pieces nearest to it in length fill it up,
-so little is padded: first those of its level, then those of the levels below. Only pieces near the front of the line
-may fill: each that is taken from further back makes the others wait longer. A batch closes at its row or token
-budget, where padding would pass its bound, or because nothing more that fits is waiting. It is work-conserving:
-only `max_delay_s` makes it wait.
-
-Within a level nobody starves: its oldest piece is in the level's next batch, or in the one after it where its request
-has had many and others wait, so that a request of a thousand pieces does not hold them up to its end. A lower level has
-what the higher ones leave, and waits for as long as they leave nothing: its queue timeout is what bounds that. A piece
-past its queue deadline is taken out; or it is delayed, where its level says so, and served when nothing else waits.
+The oldest piece of the highest waiting level anchors the batch. The pieces nearest to it in length fill the batch, so
+that little is padded: first those of its level, then those of lower levels. Only pieces near the front of the queue
+may fill, as each piece taken from further back makes the others wait longer. A batch closes at its row or token
+budget, when padding would exceed its bound, or when no other waiting piece fits. Only `max_delay_s` makes a batch
+wait for more pieces.
+Within a level no piece starves: the oldest piece is in the level's next batch. If its request has anchored many
+batches in a row and others wait, it is in the batch after the next, so that a request of a thousand pieces does not
+block the others. A lower level gets what the higher ones leave, and may wait for long; its queue timeout bounds that.
+A piece past its queue deadline is removed, or, if its level says so, delayed and served when nothing else waits.
 """
 
 from bisect import bisect_left, insort
@@ -28,26 +27,26 @@ class Closed(StrEnum):
     ROWS = "rows"
     TOKENS = "tokens"
     PADDING = "padding"
-    EMPTY = "empty"  # nothing else that may join was waiting
-    DELAY = "delay"  # the oldest had waited for company long enough
+    EMPTY = "empty"  # no other waiting piece may join
+    DELAY = "delay"  # the oldest piece has waited long enough for more pieces
 
 
 @dataclass(slots=True, eq=False)
 class QueuedPiece:
-    """One piece in line."""
+    """A piece that waits for a batch."""
 
-    owner: Any  # the job it belongs to
-    index: int  # which of its pieces
+    owner: Any  # the job that the piece belongs to
+    index: int  # position of the piece in its job
     rows: int
     length: int
     key: Hashable
     deadline: float
-    priority: int = 1  # its level; 1 is the highest
+    priority: int = 1  # 1 is the highest
     queue_deadline: float = inf
-    padding: int = 0  # of its tokens, what evens out its own rows
+    padding: int = 0  # tokens that pad its own rows
     arrived: float = 0.0
     sequence: int = 0
-    level: Any = None  # the _Level that it waits in; None: in none
+    level: Any = None  # the _Level that holds the piece, or None
 
 
 @dataclass(slots=True)
@@ -55,8 +54,8 @@ class Batch:
     entries: list[QueuedPiece]
     closed: Closed
     rows: int
-    length: int  # of the longest
-    tokens: int  # of the pieces as they are, without what they are padded with here
+    length: int  # of the longest piece
+    tokens: int  # of the pieces, without the padding that joining them adds
 
     @property
     def real_tokens(self) -> int:
@@ -68,7 +67,7 @@ class Batch:
 
 
 class _Level:
-    """What waits of one level, delayed or not: by sequence, oldest first; by key, sorted by length and then by age."""
+    """The waiting pieces of a priority level: `line` by age, the oldest first; `by_key` by length and then by age."""
 
     __slots__ = ("by_key", "line")
 
@@ -79,36 +78,42 @@ class _Level:
 
 _position = attrgetter("length", "sequence")
 
-# Added to the rank of what is delayed. No level is lower, so all that is not delayed comes first, as in the gateways.
+# Added to the priority of delayed pieces, so that they come after all levels; gateways use the same number.
 DELAYED = 1000
 
-# A batch's budget of tokens never shrinks below this part of it.
+# A batch's token budget never shrinks below the configured budget divided by this number.
 LEAST_PART = 4
 
-# Batches in a row that the pieces of one request may anchor; then every second is another's.
+# Number of batches in a row that one request's pieces may anchor; after them, another request anchors every second one.
 IN_A_ROW = 16
 
-# Yields the entry to try next, and is sent whether it was taken.
+# Yields the next piece to try, and receives whether the batch took it.
 Line = Generator[QueuedPiece, bool, None]
 
 
 class Batcher:
-    def __init__(self, budget: Batching, delaying: Collection[int] = (), share: float = 1.0) -> None:
-        """`delaying`: the levels whose pieces are delayed, not taken out, when their queue deadline passes.
+    """Queues the pieces that wait for a block's instances, and forms batches of them."""
 
-        `share`: of the waiting tokens, what one batch takes at most, while they are few.
+    def __init__(self, budget: Batching, delaying: Collection[int] = (), share: float = 1.0) -> None:
+        """`delaying`: the levels whose pieces are delayed, instead of removed, at their queue deadline.
+
+        `share`: the largest share of the waiting tokens that one batch takes while few tokens wait.
         """
         self._budget = budget
         self._max_delay_s = budget.max_delay_ms / 1000
         self._share = share
         self._delaying = frozenset(delaying)
-        self._levels: dict[int, _Level] = {}  # by rank; one that is made stays
-        self._order: list[_Level] = []  # the same, the first to be served first
+        self._levels: dict[
+            int, _Level
+        ] = {}  # by rank, which is the priority, or more for delayed pieces; levels are never removed
+        self._order: list[_Level] = []  # the levels in the order of service
         self._sequence = 0
-        self._head: object = None  # the oldest piece's owner, and how many batches its pieces have anchored
+        self._head: object = (
+            None  # the owner of the oldest piece; `_anchored` counts the batches that its pieces anchored
+        )
         self._anchored = 0
-        self.tokens = 0  # of all pieces in line
-        self.due = inf  # the earliest time at which `expire` may have something to do: what was due may have left
+        self.tokens = 0  # of all waiting pieces
+        self.due = inf  # no piece expires before this time; the piece that set it may have been removed
 
     def __len__(self) -> int:
         return sum(len(level.line) for level in self._order)
@@ -116,24 +121,24 @@ class Batcher:
     def append(self, entries: Iterable[QueuedPiece], now: float) -> None:
         for entry in entries:
             entry.arrived = now
-            self._put(entry, entry.priority)
+            self._insert_piece(entry, entry.priority)
             due = entry.deadline if entry.deadline < entry.queue_deadline else entry.queue_deadline
             if due < self.due:
                 self.due = due
 
     def remove(self, entries: Iterable[QueuedPiece]) -> None:
-        """Their owner left: those that still wait leave the line."""
+        """Remove the pieces of a job that has ended, if they still wait."""
         for entry in entries:
             if entry.level is not None:
-                self._take(entry)
+                self._remove_piece(entry)
 
-    def excuse(self, entries: Iterable[QueuedPiece]) -> None:
-        """Their owner has begun to run: what its other pieces wait is no time in the queue any more."""
+    def remove_queue_deadline(self, entries: Iterable[QueuedPiece]) -> None:
+        """Remove the pieces' queue deadline, because another piece of their job has started."""
         for entry in entries:
             entry.queue_deadline = inf
 
     def expire(self, now: float) -> list[QueuedPiece]:
-        """Takes out what is past its deadline, or past its queue deadline; delays the latter where its level does."""
+        """Remove and return expired pieces; delay pieces past their queue deadline if their level delays them."""
         expired: list[QueuedPiece] = []
         delayed: list[QueuedPiece] = []
         self.due = inf
@@ -145,34 +150,34 @@ class Batcher:
             else:
                 expired.append(entry)
         for entry in expired:
-            self._take(entry)
+            self._remove_piece(entry)
         for entry in delayed:
-            self._take(entry)
+            self._remove_piece(entry)
             entry.queue_deadline = inf
-            self._put(entry, entry.priority + DELAYED)
+            self._insert_piece(entry, entry.priority + DELAYED)
             self.due = min(self.due, entry.deadline)
         return expired
 
     def next_batch(self, now: float) -> Batch | None:
-        """The batch that an idle instance should run now; None: nothing waits, or it is worth waiting for more."""
+        """Return the batch to run now, or None if no piece waits or the delay for more pieces is not over."""
         for level in self._order:
             if level.line:
                 break
         else:
             return None
-        batch = self._fill(self._anchor(level))
+        batch = self._fill_batch(self._choose_anchor(level))
         if batch.closed is Closed.EMPTY and self._max_delay_s > 0:
             if now < self.wake_at():
                 return None
             batch.closed = Closed.DELAY
         for entry in batch.entries:
-            self._take(entry)
+            self._remove_piece(entry)
         if not level.line:
             self._head = None
         return batch
 
-    def _anchor(self, level: _Level) -> QueuedPiece:
-        """The oldest piece; now and then that of another request."""
+    def _choose_anchor(self, level: _Level) -> QueuedPiece:
+        """Return the level's oldest piece, or every other time, after `IN_A_ROW`, the oldest of another request."""
         oldest = next(iter(level.line.values()))
         if oldest.owner is not self._head:
             self._head, self._anchored = oldest.owner, 0
@@ -182,13 +187,13 @@ class Batcher:
         return oldest
 
     def wake_at(self) -> float:
-        """When to ask for a batch again although nothing has arrived; inf: no need."""
+        """Return when to call `next_batch` again if no pieces arrive; infinity if that is not necessary."""
         if self._max_delay_s <= 0:
             return inf
         arrivals = (next(iter(level.line.values())).arrived for level in self._order if level.line)
         return min(arrivals, default=inf) + self._max_delay_s
 
-    def _put(self, entry: QueuedPiece, rank: int) -> None:
+    def _insert_piece(self, entry: QueuedPiece, rank: int) -> None:
         level = self._levels.get(rank)
         if level is None:
             level = self._levels[rank] = _Level()
@@ -205,7 +210,7 @@ class Batcher:
         else:
             insort(alike, entry, key=_position)
 
-    def _take(self, entry: QueuedPiece) -> None:
+    def _remove_piece(self, entry: QueuedPiece) -> None:
         level: _Level = entry.level
         entry.level = None
         del level.line[entry.sequence]
@@ -218,7 +223,7 @@ class Batcher:
         else:
             del alike[bisect_left(alike, _position(entry), key=_position)]
 
-    def _fill(self, anchor: QueuedPiece) -> Batch:
+    def _fill_batch(self, anchor: QueuedPiece) -> Batch:
         budget = self._budget
         tokens = anchor.rows * anchor.length
         batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length, tokens)
@@ -226,7 +231,7 @@ class Batcher:
             if batch.rows >= budget.max_rows:
                 batch.closed = Closed.ROWS
             return batch
-        max_tokens = self._tokens_now()
+        max_tokens = self._token_budget()
         reach = budget.reach_tokens
         if reach is not None and reach >= self.tokens:
             reach = None
@@ -234,28 +239,32 @@ class Batcher:
             if batch.rows >= budget.max_rows or (reach is not None and reach <= 0):
                 break
             if level.line:
-                line = _nearest(level, anchor, reach) if budget.order == "length" else _arrivals(level, anchor)
-                self._join(batch, line, max_tokens)
+                line = (
+                    _iterate_by_length(level, anchor, reach)
+                    if budget.order == "length"
+                    else _iterate_by_arrival(level, anchor)
+                )
+                self._add_fitting(batch, line, max_tokens)
                 if reach is not None and level is not self._order[-1]:
                     reach -= sum(entry.rows * entry.length for entry in level.line.values())
         if batch.rows >= budget.max_rows:
             batch.closed = Closed.ROWS
         return batch
 
-    def _tokens_now(self) -> int | None:
-        """What waits is shared out, so that the next instance finds work, too; but batches stay worth their cost."""
+    def _token_budget(self) -> int | None:
+        """Return the next batch's token budget, a share of the waiting tokens, so that other instances get work."""
         most = self._budget.max_tokens
         return None if most is None else min(most, max(most // LEAST_PART, int(self.tokens * self._share)))
 
-    def _join(self, batch: Batch, line: Line, max_tokens: int | None) -> None:
-        """Takes from the line what the budget allows."""
+    def _add_fitting(self, batch: Batch, line: Line, max_tokens: int | None) -> None:
+        """Add the pieces of `line` to the batch as far as they fit into its budget."""
         rows, length, tokens = batch.rows, batch.length, batch.tokens
         entry = next(line, None)
         while entry is not None:
             with_rows = rows + entry.rows
             with_length = max(length, entry.length)
             with_tokens = tokens + entry.rows * entry.length
-            refusal = self._refuses(with_rows, with_length, with_tokens, max_tokens)
+            refusal = self._closing_reason(with_rows, with_length, with_tokens, max_tokens)
             if refusal is None:
                 batch.entries.append(entry)
                 rows, length, tokens = with_rows, with_length, with_tokens
@@ -267,7 +276,7 @@ class Batcher:
                 break
         batch.rows, batch.length, batch.tokens = rows, length, tokens
 
-    def _refuses(self, rows: int, length: int, tokens: int, max_tokens: int | None) -> Closed | None:
+    def _closing_reason(self, rows: int, length: int, tokens: int, max_tokens: int | None) -> Closed | None:
         budget = self._budget
         if rows > budget.max_rows:
             return Closed.ROWS
@@ -280,35 +289,38 @@ class Batcher:
         return None
 
 
-def _arrivals(level: _Level, anchor: QueuedPiece) -> Line:
-    """The others of the anchor's key in order of arrival, up to the first that is refused."""
+def _iterate_by_arrival(level: _Level, anchor: QueuedPiece) -> Line:
+    """Yield the pieces with the anchor's key in order of arrival, until one is refused; skip the anchor."""
     for entry in level.line.values():
         if entry.key == anchor.key and entry is not anchor and not (yield entry):
             return
 
 
-def _nearest(level: _Level, anchor: QueuedPiece, reach: int | None) -> Line:
-    """The others of the anchor's key, nearest in length first; a refusal ends its direction."""
+def _iterate_by_length(level: _Level, anchor: QueuedPiece, reach: int | None) -> Line:
+    """Yield the pieces with the anchor's key, nearest in length first; skip the anchor.
+
+    After a longer piece is refused, only shorter ones are yielded, and the other way round.
+    """
     entries = level.by_key.get(anchor.key)
     if entries is None:
         return
     last = _last_in_reach(level, reach)
-    above = bisect_left(entries, (anchor.length, 0), key=_position)  # of its own length the oldest are taken first
+    above = bisect_left(entries, (anchor.length, 0), key=_position)  # pieces of equal length: the oldest first
     below, end = above - 1, len(entries)
     while below >= 0 or above < end:
         go_down = above >= end or (
             below >= 0 and anchor.length - entries[below].length < entries[above].length - anchor.length
         )
         entry = entries[below if go_down else above]
-        is_welcome = entry is anchor or entry.sequence > last or (yield entry)
+        is_taken = entry is anchor or entry.sequence > last or (yield entry)
         if go_down:
-            below = below - 1 if is_welcome else -1
+            below = below - 1 if is_taken else -1
         else:
-            above = above + 1 if is_welcome else end
+            above = above + 1 if is_taken else end
 
 
 def _last_in_reach(level: _Level, reach: int | None) -> float:
-    """The sequence of the last piece that may fill a batch."""
+    """Return the sequence number of the last piece that may fill a batch."""
     if reach is None:
         return inf
     for entry in level.line.values():

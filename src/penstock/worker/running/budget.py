@@ -1,17 +1,20 @@
-"""How much a block's instances take: jobs that may wait for them, and levels whose requests may wait longer."""
+"""Computes how many jobs may wait for a block, and which levels delay late requests."""
 
 from penstock.core.settings import Batching, BlockSettings, Priorities
 
-# What waits is never joined: the first piece fills a batch, whatever its rows.
+# Each piece is a batch of its own, whatever its number of rows.
 ALONE = Batching(max_rows=1)
 
 
 def credits_of(settings: BlockSettings, instances: int) -> int:
-    """Twice what the instances can hold: enough for like lengths to meet, the rest waits where it can go elsewhere."""
+    """Return how many jobs all gateways together may send: twice the rows that the instances run at once.
+
+    This is enough to batch jobs of similar length; all further jobs wait in gateways, which can still reroute them.
+    """
     return 2 * instances * settings.batching.max_rows
 
 
 def delaying_levels(priorities: Priorities) -> frozenset[int]:
-    """The levels whose requests are delayed when they have waited for too long; the others' are rejected."""
+    """Return the priority levels that delay requests at their queue deadline; all other levels reject them."""
     levels = range(1, priorities.levels + 1)
     return frozenset(level for level in levels if priorities.policy(level).on_timeout == "delay")

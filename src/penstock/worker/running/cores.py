@@ -1,36 +1,38 @@
-"""Which core a busy instance keeps to. Decides; never acts.
+"""Decides on which core a busy instance runs. Pure: no I/O.
 
-Linux does not always keep threads that compute apart where others run for a moment now and then: it leaves two of
-them on one core for milliseconds while the other has nothing to do. So each busy instance of a worker has a core of
-its own, as long as there are enough. Others on the machine may compute there, too: where instances get too little of
-their cores, all are left to the system for a while.
+If other threads run now and then, Linux sometimes lets two computing threads share a core for milliseconds while
+another core is idle. So each busy instance of a worker gets a core of its own while there are enough cores. Other
+processes may use these cores too: if instances get too little time on their cores, the system chooses the cores for a
+while.
 """
 
 from collections.abc import Collection, Mapping
 
-ENOUGH = 0.7  # of a core, on average of the latest batches; a server's own loops take up to a fifth
-NEWEST = 1 / 16  # of that average
-LEFT_FOR = 1000  # times that an instance becomes busy
+ENOUGH = 0.7  # least average share of its core that an instance must get; a server's own loops take up to a fifth
+NEWEST = 1 / 16  # weight of a new batch in that average
+SUSPENDED_FOR = 1000  # number of times that an instance then runs on any core
 
 
 class Cores:
+    """Assigns a worker's processors to busy instances, one per core."""
+
     def __init__(self, siblings: Mapping[int, Collection[int]]) -> None:
-        """The processors that may be used, and for each those that share its core, itself included or not."""
+        """`siblings`: the usable processors, each with the processors that share its core (and possibly itself)."""
         self._siblings = siblings
-        self._free = sorted(siblings, reverse=True)  # who was used last is last
+        self._free = sorted(siblings, reverse=True)  # the processor that was used last is at the end
         self._busy: set[int] = set()
-        self._had = 1.0
-        self._left = 0
+        self._average_share = 1.0
+        self._suspended_for = 0
 
     @property
-    def are_left(self) -> bool:
-        """Whether instances are to run wherever there is room."""
-        return self._left > 0
+    def is_suspended(self) -> bool:
+        """True if the system chooses the cores of all instances."""
+        return self._suspended_for > 0
 
     def take(self) -> int | None:
-        """None: wherever there is room."""
-        if self._left:
-            self._left -= 1
+        """Return the processor for an instance that becomes busy, or None if the instance may run on any processor."""
+        if self._suspended_for:
+            self._suspended_for -= 1
             return None
         if len(self._siblings) < 2 or not self._free:
             return None
@@ -44,9 +46,8 @@ class Cores:
         self._busy.remove(number)
         self._free.append(number)
 
-    def note(self, took_ns: int, cpu_ns: int) -> None:
-        """Of a batch on a core that was taken for it: how long it took since its instance was woken, and what of that
-        it had the core."""
-        self._had += (min(1.0, cpu_ns / max(1, took_ns)) - self._had) * NEWEST
-        if self._had < ENOUGH:
-            self._had, self._left = 1.0, LEFT_FOR
+    def record(self, took_ns: int, cpu_ns: int) -> None:
+        """Record a batch's CPU time and its duration since its instance was woken."""
+        self._average_share += (min(1.0, cpu_ns / max(1, took_ns)) - self._average_share) * NEWEST
+        if self._average_share < ENOUGH:
+            self._average_share, self._suspended_for = 1.0, SUSPENDED_FOR

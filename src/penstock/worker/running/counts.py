@@ -1,4 +1,4 @@
-"""What a block counts while it runs: its statistics, and metrics tallied until they are added to the shared ones."""
+"""Counts a running block's work, in its statistics and in metrics."""
 
 import time
 
@@ -7,13 +7,13 @@ from penstock.core.errors import PenstockError
 from penstock.core.statistics import BatchStatistics, BlockStatistics
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import Tallies
-from penstock.worker.job import WorkerJob
 from penstock.worker.running.batcher import Closed
 from penstock.worker.running.instances import BatchOutcome
+from penstock.worker.worker_job import WorkerJob
 
 
 class BlockCounts:
-    """The worker's metrics with this block's labels bound once."""
+    """Counts one block's work in its statistics and in metrics; `flush` adds the metrics to the worker's."""
 
     def __init__(self, metrics: WorkerMetrics, block: BlockDescription) -> None:
         self.statistics = BlockStatistics(block.block_id, block.model, block.version)
@@ -32,21 +32,21 @@ class BlockCounts:
     def flush(self) -> None:
         self._tallies.flush()
 
-    def failed(self, job: WorkerJob, error: PenstockError, now: float) -> None:
+    def count_failure(self, job: WorkerJob, error: PenstockError, now: float) -> None:
         self.statistics.fail.add(int((now - job.arrived) * 1e9))
         self._all.failures.labels(*self._labels, error.code).inc()
 
-    def succeeded(self, job: WorkerJob, now: float) -> None:
+    def count_success(self, job: WorkerJob, now: float) -> None:
         statistics, timing = self.statistics, job.timing
         statistics.success.add(int((now - job.arrived) * 1e9))
         statistics.queue.add(timing.queue_ns)
-        # Per request, as the protocol counts: every job of a batch took the whole batch's time.
+        # The protocol requires times per request: each job of a batch took the time of the whole batch.
         statistics.compute_input.add(timing.batch_ns)
         statistics.compute_infer.add(timing.compute_ns)
         statistics.compute_output.add(timing.finish_ns)
         self._queue_seconds.observe(timing.queue_ns / 1e9)
 
-    def ran(self, outcome: BatchOutcome) -> None:
+    def count_batch(self, outcome: BatchOutcome) -> None:
         batch, statistics = outcome.batch, self.statistics
         statistics.last_inference_ms = int(time.time() * 1000)
         statistics.inference_count += batch.rows

@@ -1,21 +1,21 @@
-"""What a block that generates text counts while it runs: its engine's standing, and how fast tokens come."""
+"""Counts a generating block's work: its engine's steps, and the times at which tokens arrive."""
 
 import time
 from dataclasses import dataclass, field, replace
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.generation import Delta, GenerationStanding, Progress
+from penstock.core.generation import Delta, GenerationState, Progress
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import CounterTally
 from penstock.worker.running.counts import BlockCounts
 
-# Of a standing, by the names of their metrics.
+# Fields of GenerationState that only grow; metrics have the same names.
 GROWING = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions")
 
 
 @dataclass(slots=True)
 class ChoicePace:
-    """When a choice's tokens came."""
+    """The number of a choice's tokens, and the times at which its first and its last token arrived."""
 
     tokens: int = 0
     first: float = 0.0
@@ -24,7 +24,7 @@ class ChoicePace:
 
 @dataclass(slots=True)
 class TokenPace:
-    """When a generation's tokens came. Its owner makes one as the generation arrives, and keeps it."""
+    """The times at which a generation and the tokens of its choices arrived."""
 
     arrived: float
     is_first_due: bool = True
@@ -32,7 +32,7 @@ class TokenPace:
 
 
 class GenerationCounts(BlockCounts):
-    """Tokens are counted by what the engine tells with each step: once, whether their answers are streamed or not."""
+    """Counts a generating block's work. Tokens are counted per step, even if the answer is not streamed."""
 
     def __init__(self, metrics: WorkerMetrics, block: BlockDescription) -> None:
         super().__init__(metrics, block)
@@ -44,16 +44,16 @@ class GenerationCounts(BlockCounts):
         self._tokens_per_s = tallies.histogram(of.request_tokens_per_s.labels(*labels))
         self._growing = {name: tallies.counter(getattr(of, name).labels(*labels)) for name in GROWING}
         self._finished: dict[str, CounterTally] = {}
-        self._standing = GenerationStanding()  # as the engine told it last
-        self._stepped_at = 0.0  # when that was
-        self.statistics.generation = GenerationStanding()
+        self._standing = GenerationState()  # the engine's last report
+        self._stepped_at = 0.0  # time of the engine's last report
+        self.statistics.generation = GenerationState()
 
-    def stepped(self, standing: GenerationStanding, now: float, waiting: int = 0) -> None:
-        """With what the engine tells of its steps; `waiting` are the generations that it has not been given yet."""
+    def count_step(self, standing: GenerationState, now: float, waiting: int = 0) -> None:
+        """Count the engine's work in a step; `waiting`: the generations that were not passed to the engine yet."""
         total, before = self.statistics.generation, self._standing
         assert total is not None
         if standing.steps < before.steps:
-            before = GenerationStanding()  # the engine has begun anew: all that it counts is new
+            before = GenerationState()  # the engine has restarted and counts from zero
         for name, tally in self._growing.items():
             grown = max(0, getattr(standing, name)) - max(0, getattr(before, name))
             if grown > 0:
@@ -64,23 +64,23 @@ class GenerationCounts(BlockCounts):
         if (steps := standing.steps - before.steps) > 0:
             self.statistics.execution_count += steps
             self.statistics.last_inference_ms = int(time.time() * 1000)
-            if before.running + before.waiting:  # else it rested meanwhile
+            if before.running + before.waiting:  # otherwise the engine was idle
                 self._compute_seconds.observe((now - self._stepped_at) / steps, steps)
         self._stepped_at = now
         total.running, total.waiting = standing.running, standing.waiting + waiting
         total.cache_blocks, total.cache_blocks_used = standing.cache_blocks, standing.cache_blocks_used
         self._standing = replace(standing)
 
-    def heard(self, pace: TokenPace, progress: Progress, now: float) -> None:
-        """What a generation has got in a step."""
+    def count(self, pace: TokenPace, progress: Progress, now: float) -> None:
+        """Count a generation's progress in one step."""
         if progress.prompt_tokens:
             self._prompt.observe(progress.prompt_tokens)
         for delta in progress.deltas:
-            self._heard(pace, delta, now)
+            self._count_tokens(pace, delta, now)
         if progress.is_over:
             self.statistics.inference_count += 1
 
-    def _heard(self, pace: TokenPace, delta: Delta, now: float) -> None:
+    def _count_tokens(self, pace: TokenPace, delta: Delta, now: float) -> None:
         choice = pace.choices.setdefault(delta.choice, ChoicePace())
         if new := len(delta.token_ids):
             if pace.is_first_due:
@@ -93,9 +93,9 @@ class GenerationCounts(BlockCounts):
             choice.tokens += new
             choice.last = now
         if delta.finish_reason:
-            self._ended(choice, delta.finish_reason)
+            self._count_choice(choice, delta.finish_reason)
 
-    def _ended(self, choice: ChoicePace, reason: str) -> None:
+    def _count_choice(self, choice: ChoicePace, reason: str) -> None:
         tally = self._finished.get(reason)
         if tally is None:
             counter = self._all.generation.finished.labels(*self._labels, reason)
@@ -115,6 +115,6 @@ class GenerationCounts(BlockCounts):
         of.cache_blocks.labels(*labels, "all").set(standing.cache_blocks)
 
     def stop(self) -> None:
-        """The engine is gone, and all that it was doing with it."""
-        self.statistics.depart()
+        """Clear the current state, because the engine has ended."""
+        self.statistics.clear_current()
         self.flush()

@@ -1,6 +1,6 @@
-"""A block's instances: a thread each, which is handed batches and errands.
+"""A block's instances: one thread per instance, which runs batches and errands (short calls, for example a probe).
 
-Threads only compute: what becomes of a batch or an errand is handed to the event loop.
+Threads only compute: the outcome of a batch or an errand is passed to the event loop.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -23,17 +24,17 @@ from penstock.worker.running.cores import Cores
 
 @dataclass(slots=True)
 class BatchOutcome:
-    """What became of a batch, and where its time went."""
+    """The results of a batch, and the time of each of its phases."""
 
     instance: int
     batch: Batch
     results: list[Sequence[Array] | PenstockError]
-    started: float = 0.0  # of the monotonic clock
+    started: float = 0.0  # by the monotonic clock
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
-    cpu_ns: int = 0  # of the thread that ran it: waiting for the interpreter, or for a core, is not in it
-    ended: str = ""  # the session that it ended; empty: none
+    cpu_ns: int = 0  # CPU time of the thread that ran the batch, without waiting for the interpreter or a core
+    ended: str = ""  # the session that it ended, if any
 
     @property
     def took_ns(self) -> int:
@@ -41,48 +42,53 @@ class BatchOutcome:
 
 
 class Execution(Protocol):
-    """Called in an instance's thread."""
+    """Runs batches and probes in the threads of instances."""
 
     def run(self, instance: int, batch: Batch) -> BatchOutcome:
-        """Never raises: what goes wrong is the result of the pieces that it went wrong for."""
+        """Run a batch. This method never raises: an error becomes the result of the pieces that it affects."""
         ...
 
     def probe(self, instance: int) -> str:
-        """Whether the model still works. Empty, or what is wrong."""
+        """Return the model's problem, or an empty text if the model works."""
         ...
 
 
-Errand = Callable[[int], str]  # with the instance's number; gives what is wrong, or nothing
+Errand = Callable[[int], str]  # takes the instance's number; returns the problem or an empty text
 Work = Batch | tuple[Errand, Callable[[str], None]]
 
 
 class InstanceThreads:
+    """Runs a block's work in one thread per instance; work waits in a queue for an idle thread."""
+
     def __init__(
         self,
         name: str,
         count: int,
         execute: Callable[[int, Batch], BatchOutcome],
-        ran: Callable[[BatchOutcome], None],
+        on_batch_done: Callable[[BatchOutcome], None],
         cores: Cores | None = None,
     ) -> None:
-        """`execute` is called in a thread and never raises; `ran` on the event loop.
+        """`execute` runs a batch in a thread and never raises; `on_batch_done` is called on the event loop.
 
-        `cores` are of all who compute in the threads of their instances; None: these do not.
+        `cores`: shared by all blocks that compute in their instances' threads, or None if this block does not.
         """
         self._loop = asyncio.get_running_loop()
         self._execute = execute
-        self._ran = ran
-        # Each has its own: where all wait at one, whoever takes something wakes another that finds nothing.
+        self._on_batch_done = on_batch_done
+        # One inbox per instance: with a shared inbox, a thread that takes work would wake other threads in vain.
         self._inboxes: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(count)]
         self._cores = cores
-        self._core_of: list[int | None] = [None] * count  # set by the loop; the instance looks before each batch
-        self._woken_at = [inf] * count  # of the monotonic clock; inf: it was busy when it took what it runs
-        self._idle = list(range(count))  # the loop's; who was busy last is first, as its core's caches know it
-        # For whichever is idle first. The runner puts in at most one batch more than there are instances.
+        self._core_of: list[int | None] = [
+            None
+        ] * count  # written by the loop, and read by the instance before each batch
+        self._woken_at = [inf] * count  # monotonic time, or infinity if the instance was busy when it took the work
+        self._idle = list(range(count))  # owned by the loop; the end was busy last, and its core's caches are warm
+        # Work for the instance that is idle first. The runner hands out at most one batch more than there are
+        # instances.
         self._ahead: deque[Work] = deque()
-        self._is_closing = False  # whoever leaves last does what is left
+        self._is_closing = False  # the last thread to end runs the remaining work
         self._threads = [
-            threading.Thread(target=self._run, args=(number,), name=f"{name}-{number}", daemon=True)
+            threading.Thread(target=self._run_thread, args=(number,), name=f"{name}-{number}", daemon=True)
             for number in range(count)
         ]
         for thread in self._threads:
@@ -91,8 +97,11 @@ class InstanceThreads:
     def run(self, batch: Batch) -> None:
         self._hand_out(batch)
 
-    def ask(self, errand: Errand, done: Callable[[str], None]) -> None:
-        """Has an instance run the errand after what it was given before; `done` hears, on the loop, what went wrong."""
+    def run_errand(self, errand: Errand, done: Callable[[str], None]) -> None:
+        """Run an errand in an instance after earlier work.
+
+        Call `done` on the loop with the problem or an empty text.
+        """
         self._hand_out((errand, done))
 
     def _hand_out(self, work: Work) -> None:
@@ -105,87 +114,99 @@ class InstanceThreads:
         else:
             self._ahead.append(work)
 
-    def _settled(
+    def _on_work_done(
         self, instance: int, is_idle: bool, callback: Callable[..., None], outcome: BatchOutcome | str
     ) -> None:
         if self._cores is not None and (core := self._core_of[instance]) is not None:
             if isinstance(outcome, BatchOutcome):
                 waited_s = max(0.0, outcome.started - self._woken_at[instance])
                 self._woken_at[instance] = inf
-                self._cores.note(int(waited_s * 1e9) + outcome.took_ns, outcome.cpu_ns)
-            if is_idle or self._cores.are_left:
+                self._cores.record(int(waited_s * 1e9) + outcome.took_ns, outcome.cpu_ns)
+            if is_idle or self._cores.is_suspended:
                 self._cores.give_back(core)
                 self._core_of[instance] = None
         if is_idle:
             self._idle.append(instance)
-            # It came when the instance had already looked for it.
-            if not self._is_closing and (work := self._take_ahead()) is not None:
+            # Work arrived after the instance had looked for it.
+            if not self._is_closing and (work := self._pop_ahead()) is not None:
                 self._hand_out(work)
         callback(outcome)
 
     def close(self, then: Callable[[], None], patience_s: float | None = None) -> asyncio.Event:
-        """Threads leave when they have done what they were given; `then` is called, in a thread, after the last.
+        """End the threads when their work is done, call `then` in a thread, and set the returned event.
 
-        `patience_s`: what they get for it; None: as long as they take. The event is set after all of this.
+        `patience_s`: the longest time to wait for the threads; None means no limit.
         """
         self._is_closing = True
         for inbox in self._inboxes:
             inbox.put(None)
-        closed = asyncio.Event()
-        threading.Thread(target=self._end, args=(then, patience_s, closed), name="closing", daemon=True).start()
-        return closed
+        return close_in_thread(partial(self._join_threads, then, patience_s))
 
-    def _end(self, then: Callable[[], None], patience_s: float | None, closed: asyncio.Event) -> None:
+    def _join_threads(self, then: Callable[[], None], patience_s: float | None) -> None:
         end = None if patience_s is None else time.monotonic() + patience_s
         for thread in self._threads:
             thread.join(None if end is None else max(0.0, end - time.monotonic()))
-        try:
-            then()
-        finally:
-            self._tell(closed.set)
+        then()
 
-    def _run(self, instance: int) -> None:
+    def _run_thread(self, instance: int) -> None:
         inbox = self._inboxes[instance]
         kept: int | None = None
         work = inbox.get()
         while work is not None:
             if (core := self._core_of[instance]) != kept:
-                kept = _keep_to(core)
-            done = self._perform(instance, work)
-            work = self._take_ahead()
-            is_heard = self._tell(self._settled, instance, work is None, *done)
-            del done  # it would be kept until the next comes
-            if not is_heard:
+                kept = _bind_to_core(core)
+            done = self._perform_work(instance, work)
+            work = self._pop_ahead()
+            is_delivered = self._call_on_loop(self._on_work_done, instance, work is None, *done)
+            del done  # free the outcome now, before waiting for the next work
+            if not is_delivered:
                 return
             if work is None:
                 work = inbox.get()
-        while (work := self._take_ahead()) is not None:  # it was given before the end
-            self._tell(*self._perform(instance, work))
+        while (work := self._pop_ahead()) is not None:  # work that was handed out before `close`
+            self._call_on_loop(*self._perform_work(instance, work))
 
-    def _perform(self, instance: int, work: Work) -> tuple[Callable[..., None], BatchOutcome | str]:
-        """Who is to hear, and what."""
+    def _perform_work(self, instance: int, work: Work) -> tuple[Callable[..., None], BatchOutcome | str]:
+        """Run the work; return the callback for the outcome, and the outcome."""
         if isinstance(work, Batch):
-            return self._ran, self._execute(instance, work)
+            return self._on_batch_done, self._execute(instance, work)
         errand, done = work
-        return done, _problem(errand, instance)
+        return done, _run_errand(errand, instance)
 
-    def _take_ahead(self) -> Work | None:
+    def _pop_ahead(self) -> Work | None:
         try:
             return self._ahead.popleft()
         except IndexError:
             return None
 
-    def _tell(self, callback: Callable[..., None], *what: object) -> bool:
+    def _call_on_loop(self, callback: Callable[..., None], *what: object) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback, *what)
-        except RuntimeError:  # the loop has closed: the process is leaving
+        except RuntimeError:  # the loop has closed: the process is ending
             return False
         return True
 
 
-def _keep_to(core: int | None) -> int | None:
-    """The calling thread runs there alone; None: wherever its process may. So it does where the core was taken away, or
-    where threads may not be bound."""
+def close_in_thread(close: Callable[[], None]) -> asyncio.Event:
+    """Call `close` in a thread, and set the returned event on the event loop when `close` has returned."""
+    loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            close()
+        finally:
+            with suppress(RuntimeError):  # the loop has closed: the process is ending
+                loop.call_soon_threadsafe(closed.set)
+
+    threading.Thread(target=run, name="closing", daemon=True).start()
+    return closed
+
+
+def _bind_to_core(core: int | None) -> int | None:
+    """Bind the calling thread to a core, or to all cores of the process if `core` is None.
+
+    If threads may not be bound to the core, the thread runs on all cores. Return the core to which it is bound.
+    """
     if core is not None:
         with suppress(OSError):
             os.sched_setaffinity(0, {core})
@@ -195,10 +216,10 @@ def _keep_to(core: int | None) -> int | None:
     return None
 
 
-def _problem(errand: Errand, instance: int) -> str:
+def _run_errand(errand: Errand, instance: int) -> str:
     try:
         return errand(instance)
-    except Exception as error:  # noqa: BLE001 - it is what the errand was to find out
+    except Exception as error:  # noqa: BLE001 - an exception is a problem, too
         return message_of(error)
 
 

@@ -1,22 +1,22 @@
-"""What the options of generating commands become."""
+"""Sampling parameters from the options of generating commands."""
 
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.generation.sampling import OPTIONS, read_sampling
-from penstock.client.generation import SamplingOptions
+from penstock.client.text_generation import SamplingOptions
 from penstock.core.errors import InvalidRequest
 
 SCHEMA = '{"type": "object", "properties": {}}'
 
 
-def test_only_what_is_given_is_asked_for() -> None:
+def test_only_given_options_are_sent() -> None:
     given = dict.fromkeys(OPTIONS) | {"ignore_eos": False, "temperature": 0.0, "stop": [], "top_k": 5}
     assert read_sampling(given) == {"temperature": 0.0, "top_k": 5, "parameters": {}}
 
 
-def test_formats_and_further_parameters(tmp_path: Path) -> None:
+def test_formats_and_further_parameters_are_sent(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"properties": {}}')
     assert read_sampling({"response_format": "json_object"})["response_format"] == {"type": "json_object"}
@@ -28,5 +28,5 @@ def test_formats_and_further_parameters(tmp_path: Path) -> None:
             read_sampling(wrong)
 
 
-def test_every_option_of_sampling_is_one_of_the_client() -> None:
+def test_every_sampling_option_is_an_option_of_the_client() -> None:
     assert OPTIONS.keys() - {"parameter"} <= SamplingOptions.__annotations__.keys()

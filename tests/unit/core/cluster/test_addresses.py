@@ -22,16 +22,16 @@ def test_a_host_and_a_port(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":7400", "host:port", "host:70000", "http://host", "[::1", "[::1]7400", "a b"])
-def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ValueError, match="is no address"):
+def test_invalid_addresses_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
         parse_address(text)
 
 
-def test_a_port_that_is_given_stays() -> None:
+def test_a_given_port_is_kept() -> None:
     assert Address("h").at(7400) == Address("h", 7400)
     assert Address("h", 1).at(7400) == Address("h", 1)
 
 
-def test_what_only_this_machine_reaches() -> None:
+def test_loopback_hosts_are_recognized() -> None:
     assert [is_loopback(host) for host in ("localhost", "127.3.2.1", "::1")] == [True] * 3
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "name", "")] == [False] * 5

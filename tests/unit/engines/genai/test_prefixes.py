@@ -1,4 +1,4 @@
-"""How much of a prompt is found in the cache: the same numbers that the engine needed steps for, a token each."""
+"""The part of a prompt that the cache holds: equal to the engine's own number of steps, with one token per step."""
 
 from random import Random
 
@@ -11,7 +11,7 @@ def tokens(count: int) -> list[int]:
     return [RNG.randrange(40_000) for _ in range(count)]
 
 
-def test_what_was_there_before_is_found() -> None:
+def test_an_earlier_prompt_is_found() -> None:
     cache = PrefixCache(64, 32)
     ids = tokens(100)
     assert cache.find(ids) == 0
@@ -23,7 +23,7 @@ def test_what_was_there_before_is_found() -> None:
     assert cache.find(tokens(100)) == 0
 
 
-def test_an_answer_is_part_of_the_next_prompt() -> None:
+def test_an_answer_is_found_as_part_of_the_next_prompt() -> None:
     cache = PrefixCache(64, 32)
     prompt, answer = tokens(40), tokens(30)
     cache.add(prompt)
@@ -33,21 +33,21 @@ def test_an_answer_is_part_of_the_next_prompt() -> None:
     assert cache.find([*prompt, *answer[:-1]]) == 68
 
 
-def test_short_prompts_are_found_as_well() -> None:
+def test_short_prompts_are_found_too() -> None:
     cache = PrefixCache(64, 32)
     ids = tokens(10)
     cache.add(ids, is_over=True)
     assert (cache.find(ids), cache.find([*ids, *tokens(5)])) == (9, 10)
 
 
-def test_of_what_still_runs_whole_blocks_are_found() -> None:
+def test_whole_blocks_of_running_generations_are_found() -> None:
     cache = PrefixCache(64, 32)
     ids = tokens(70)
     cache.add(ids)
     assert cache.find([*ids, *tokens(5)]) == 64
 
 
-def test_what_was_used_longest_ago_makes_room() -> None:
+def test_the_least_recently_used_prompt_is_evicted() -> None:
     cache = PrefixCache(4, 32)
     first, second = tokens(64), tokens(64)
     cache.add(first, is_over=True)
@@ -57,7 +57,7 @@ def test_what_was_used_longest_ago_makes_room() -> None:
     assert (cache.find([*first, 1]), cache.find([*second, 1])) == (64, 0)
 
 
-def test_one_token_is_computed_whatever_is_known() -> None:
+def test_at_least_one_token_is_always_computed() -> None:
     cache = PrefixCache(4, 32)
     cache.add([7], is_over=True)
     assert cache.find([7]) == 0

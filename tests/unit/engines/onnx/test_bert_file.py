@@ -1,4 +1,4 @@
-"""The BERT converter: its vectors are sentence-transformers', its faults are named."""
+"""The BERT converter: its vectors equal those of sentence-transformers, and faults are named."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A BERT of two layers, small enough to be made by a test."""
+    """Write a BERT of two layers that is small enough for a test."""
     folder = tmp_path / "source"
     folder.mkdir()
     save_file(make_tensors(), folder / "model.safetensors")
@@ -92,7 +92,7 @@ def least_cosine(vectors: Array) -> float:
     return float(np.sum(vectors * VECTORS, axis=1).min())
 
 
-def test_onnx_runtime_gives_the_reference(minilm: Path) -> None:
+def test_onnx_runtime_gives_the_reference_vectors(minilm: Path) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(minilm / "model.onnx", options, providers=["CPUExecutionProvider"])
@@ -103,7 +103,7 @@ def test_onnx_runtime_gives_the_reference(minilm: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
-def test_openvino_gives_the_reference(minilm: Path, precision: str) -> None:
+def test_openvino_gives_the_reference_vectors(minilm: Path, precision: str) -> None:
     core = ov.Core()
     if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this processor has no BF16")
@@ -128,14 +128,14 @@ def test_the_same_source_gives_the_same_bytes(source: Path, tmp_path: Path) -> N
     assert (tmp_path / "a/model.onnx").read_bytes() == (tmp_path / "b/model.onnx").read_bytes()
 
 
-def test_it_leaves_only_whole_files(source: Path, tmp_path: Path) -> None:
+def test_a_conversion_leaves_only_whole_files(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "1"
     convert(source, target)
     convert(source, target)
     assert sorted(path.name for path in target.iterdir()) == ["model.onnx", "tokenizer.json"]
 
 
-def test_small_vectors_are_those_of_a_plain_bert(source: Path, tmp_path: Path) -> None:
+def test_vectors_of_a_small_model_equal_those_of_a_plain_bert(source: Path, tmp_path: Path) -> None:
     expected = plain_bert(make_tensors(), np.array([1, 2, 3]))
     np.testing.assert_allclose(run_small(source, tmp_path)[0], expected, atol=1e-5)
 
@@ -153,7 +153,7 @@ def plain_bert(weights: dict[str, Array], ids: Array) -> Array:
 
     tables = [weights[f"embeddings.{kind}_embeddings.weight"] for kind in ("word", "position", "token_type")]
     x = norm(tables[0][ids] + tables[1][: len(ids)] + tables[2][0], "embeddings")
-    # A BERT's gelu is the exact one.
+    # A BERT uses the exact gelu.
     erf = np.vectorize(math.erf)
     for layer in ("encoder.layer.0", "encoder.layer.1"):
         q, k, v = (heads(x, f"{layer}.attention.self.{part}") for part in ("query", "key", "value"))
@@ -180,7 +180,7 @@ def plain_bert(weights: dict[str, Array], ids: Array) -> Array:
         ),
     ],
 )
-def test_other_names_give_the_same_vectors(source: Path, tmp_path: Path, tensors: dict[str, Array]) -> None:
+def test_other_weight_names_give_the_same_vectors(source: Path, tmp_path: Path, tensors: dict[str, Array]) -> None:
     expected = run_small(source, tmp_path / "plain")
     save_file(tensors, source / "model.safetensors")
     np.testing.assert_array_equal(run_small(source, tmp_path / "other"), expected)
@@ -218,7 +218,9 @@ def test_a_missing_file_is_named(source: Path, tmp_path: Path, name: str) -> Non
         ({"hidden_size": 16}, r"word_embeddings.weight' has shape \[50, 8\], expected \[-1, 16\]"),
     ],
 )
-def test_what_is_no_bert_is_refused(source: Path, tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_a_folder_without_a_bert_is_refused(
+    source: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
     (source / "config.json").write_text(json.dumps(CONFIG | change))
     with pytest.raises(ConfigError, match=message):
         convert(source, tmp_path / "target")
@@ -235,17 +237,17 @@ def test_what_is_no_bert_is_refused(source: Path, tmp_path: Path, change: dict[s
             '[{"type": "sentence_transformers.models.Dense"}]',
             r"cannot convert the modules \['Dense'\]",
         ),
-        ("modules.json", "[1]", "not as sentence-transformers writes it"),
+        ("modules.json", "[1]", "does not have sentence-transformers' format"),
         (
             "1_Pooling/config.json",
             '{"pooling_mode_cls_token": true}',
             r"only mean pooling .* got \['cls_token'\]",
         ),
         ("1_Pooling/config.json", '{"pooling_mode": "max"}', r"only mean pooling .* got \['max'\]"),
-        ("1_Pooling/config.json", "[]", "not as sentence-transformers writes it"),
+        ("1_Pooling/config.json", "[]", "does not have sentence-transformers' format"),
     ],
 )
-def test_a_bad_file_is_named(source: Path, tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_an_invalid_file_is_named(source: Path, tmp_path: Path, name: str, content: str, message: str) -> None:
     (source / name).parent.mkdir(exist_ok=True)
     (source / name).write_text(content)
     with pytest.raises(ConfigError, match=message):
@@ -258,8 +260,8 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
-def test_a_classifiers_logits_are_transformers(classifier: Path, tmp_path: Path, engine: str) -> None:
-    """In one batch, with padding and token types, what each pair gets alone."""
+def test_classifier_logits_equal_those_of_transformers(classifier: Path, tmp_path: Path, engine: str) -> None:
+    """Each pair gets the same logits in one padded batch with token types as alone."""
     convert(classifier, tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     tokenizer.enable_padding()
@@ -275,16 +277,16 @@ def test_a_classifiers_logits_are_transformers(classifier: Path, tmp_path: Path,
     expected = reference_logits(classifier, [first for first, _ in pairs], [second for _, second in pairs])
     assert logits.shape == (6, 3)
     np.testing.assert_allclose(logits, expected, atol=1e-4)
-    assert np.ptp(expected, axis=0).min() > 0.1  # pairs differ, or nothing would be shown
+    assert np.ptp(expected, axis=0).min() > 0.1  # pairs must have different logits, or the test would show nothing
 
 
-def test_a_classifiers_labels_are_written(classifier: Path, tmp_path: Path) -> None:
+def test_classifier_labels_are_written(classifier: Path, tmp_path: Path) -> None:
     convert(classifier, tmp_path)
     assert (tmp_path / "labels.txt").read_text() == "no\nperhaps\nyes\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.txt", "model.onnx", "tokenizer.json"]
 
 
-def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_nothing(name: str) -> metadata.Distribution:
         raise metadata.PackageNotFoundError(name)
 

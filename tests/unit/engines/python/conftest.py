@@ -1,4 +1,4 @@
-"""Python models in processes of their own, none of which may outlive its test."""
+"""Python models in their own processes, none of which may outlive its test."""
 
 import os
 import shutil
@@ -10,11 +10,11 @@ from typing import Literal
 import psutil
 import pytest
 
-from penstock.core.manifest import DeclaredTensor
-from penstock.engines.base import EngineSpec
-from penstock.engines.hosting import keeper
-from penstock.engines.options import PythonOptions
-from penstock.engines.python.engine import PythonEngine
+from penstock.core.signature import DeclaredTensor
+from penstock.engines.engine_options import PythonOptions
+from penstock.engines.engine_protocols import EngineSpec
+from penstock.engines.hosting import process_supervisor
+from penstock.engines.python.python_engine import PythonEngine
 
 MODELS = Path(__file__).parents[3] / "data" / "python_models"
 Tensors = Sequence[tuple[str, str, tuple[int, ...]]]
@@ -23,8 +23,8 @@ StartPython = Callable[..., PythonEngine]
 
 @pytest.fixture
 def start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartPython]:
-    """Engines that are not loaded yet, of a file in tests/data/python_models or of the source itself."""
-    monkeypatch.setattr(keeper, "PATIENCE_S", 60.0)  # however busy the machine is
+    """Return a function that makes engines, not loaded yet, from a file in tests/data/python_models or from source."""
+    monkeypatch.setattr(process_supervisor, "RESTART_WAIT_S", 60.0)  # however slow the machine is
     engines: list[PythonEngine] = []
 
     def start(
@@ -62,15 +62,15 @@ def tensors(described: Tensors) -> tuple[DeclaredTensor, ...]:
 
 def host_pids() -> list[int]:
     children = psutil.Process().children()
-    return [child.pid for child in children if "penstock.engines.python.host" in child.cmdline()]
+    return [child.pid for child in children if "penstock.engines.python.python_host" in child.cmdline()]
 
 
 def left_behind() -> list[str]:
-    """Processes, threads and shared memory of Python models that this process still has."""
+    """Return the processes, threads and shared memory of Python models that this process still has."""
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     memory = [os.readlink(link) for link in links if os.path.islink(link)]
     return [
         *(f"process {pid}" for pid in host_pids()),
-        *(thread.name for thread in threading.enumerate() if thread.name.endswith(("-keeper", "-output"))),
+        *(thread.name for thread in threading.enumerate() if thread.name.endswith(("-supervisor", "-output"))),
         *(name for name in memory if "penstock-tensors" in name),
     ]

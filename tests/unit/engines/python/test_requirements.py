@@ -1,4 +1,4 @@
-"""A Python model's requirements.txt is held against what is installed."""
+"""The comparison of a Python model's requirements.txt with the installed packages."""
 
 import sys
 from importlib.metadata import version
@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages; each is its metadata."""
+    """Make a folder of installed packages, each with its metadata."""
     folder = tmp_path / "packages"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
@@ -55,7 +55,7 @@ def install(folder: Path, name: str, number: str, *requires: str) -> None:
 
 
 def problem(file: Path, text: str | bytes) -> str:
-    """What is said of it, without what comes before and after."""
+    """Return the problem without the text before and after it."""
     data = text.encode() if isinstance(text, str) else text
     (file.parent / "requirements.txt").write_bytes(data)
     try:
@@ -66,7 +66,7 @@ def problem(file: Path, text: str | bytes) -> str:
 
 
 @pytest.mark.parametrize("place", [".", ".."])
-def test_what_is_there_is_fine(file: Path, place: str) -> None:
+def test_installed_requirements_are_fine(file: Path, place: str) -> None:
     (file.parent / place / "requirements.txt").write_text(
         "# all of this is there\n"
         "numpy>=1,<999  # any\n"
@@ -80,11 +80,11 @@ def test_what_is_there_is_fine(file: Path, place: str) -> None:
     check_requirements(file)
 
 
-def test_no_file_asks_for_nothing(file: Path) -> None:
+def test_a_missing_file_requires_nothing(file: Path) -> None:
     check_requirements(file)
 
 
-def test_what_is_missing_is_named_with_the_command(file: Path) -> None:
+def test_missing_packages_are_named_with_the_command_to_install_them(file: Path) -> None:
     wanted = file.parent / "requirements.txt"
     wanted.write_text("numpy>=999\npytest\nnowhere-to-be-found==1.0\n")
     with pytest.raises(ConfigError) as raised:
@@ -95,7 +95,7 @@ def test_what_is_missing_is_named_with_the_command(file: Path) -> None:
     )
 
 
-def test_the_models_and_the_versions_file_both_hold(file: Path) -> None:
+def test_the_files_of_model_and_version_both_apply(file: Path) -> None:
     for folder, name in ((file.parent, "of-the-version"), (file.parent.parent, "of-the-model")):
         (folder / "requirements.txt").write_text(f"numpy\n{name}\n")
     with pytest.raises(ConfigError) as raised:
@@ -106,30 +106,30 @@ def test_the_models_and_the_versions_file_both_hold(file: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["what is this?", "numpy>>1", "pip install numpy", "numpy 2"])
-def test_a_line_that_is_no_requirement(file: Path, line: str) -> None:
-    assert f"'{line}' is no requirement" in problem(file, f"{line}\n")
+def test_a_line_that_is_not_a_requirement_is_reported(file: Path, line: str) -> None:
+    assert f"'{line}' is not a valid requirement" in problem(file, f"{line}\n")
 
 
 @pytest.mark.parametrize(
     "line", ["-r more.txt", "-rmore.txt", "-r  more.txt  # these", "--requirement more.txt", "--requirement=more.txt"]
 )
-def test_files_that_it_names_are_read(file: Path, line: str) -> None:
+def test_included_files_are_read(file: Path, line: str) -> None:
     (file.parent / "more.txt").write_text("numpy\n-r deeper/still.txt\nmissing-one\n")
     (file.parent / "deeper").mkdir()
     (file.parent / "deeper/still.txt").write_text("missing-two\n-r ../more.txt\n-r still.txt\n")
     assert problem(file, f"numpy\n{line}\n") == "missing-two; missing-one"
 
 
-def test_a_file_that_is_not_there_is_named_with_who_asks(file: Path) -> None:
+def test_a_missing_included_file_is_reported_with_the_file_that_includes_it(file: Path) -> None:
     asks = file.parent / "requirements.txt"
     said = problem(file, "-r nowhere.txt\n")
     assert (
-        said == f"{file.parent / 'nowhere.txt'}: cannot be read: No such file or directory (it is asked for by {asks})"
+        said == f"{file.parent / 'nowhere.txt'}: cannot be read: No such file or directory (it is included by {asks})"
     )
 
 
 @pytest.mark.parametrize("name", ["some-thing", "Some_Thing", "SOME.thing", "some--thing"])
-def test_a_name_may_be_spelled_otherwise(file: Path, packages: Path, name: str) -> None:
+def test_package_names_are_normalized(file: Path, packages: Path, name: str) -> None:
     assert problem(file, f"{name}\n") == ""
 
 
@@ -149,7 +149,7 @@ def test_a_name_may_be_spelled_otherwise(file: Path, packages: Path, name: str) 
         ("nowhere; extra == 'x'", ""),
     ],
 )
-def test_versions_and_markers(file: Path, packages: Path, line: str, said: str) -> None:
+def test_versions_and_markers_are_checked(file: Path, packages: Path, line: str, said: str) -> None:
     assert problem(file, f"{line}\n") == said
 
 
@@ -163,7 +163,7 @@ def test_versions_and_markers(file: Path, packages: Path, line: str, said: str) 
         ("nowhere[half]", "nowhere[half]"),
     ],
 )
-def test_what_extras_need_is_needed(file: Path, packages: Path, line: str, said: str) -> None:
+def test_requirements_of_extras_are_checked(file: Path, packages: Path, line: str, said: str) -> None:
     assert problem(file, f"{line}\n") == said
 
 
@@ -183,23 +183,23 @@ def test_what_extras_need_is_needed(file: Path, packages: Path, line: str, said:
         ("https://example.com/archive/main.zip", ""),
     ],
 )
-def test_urls_and_folders_are_held_against_the_name_that_they_tell(file: Path, line: str, said: str) -> None:
+def test_urls_and_folders_are_checked_by_the_name_in_them(file: Path, line: str, said: str) -> None:
     assert problem(file, f"{line}\n") == said
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
-def test_files_as_other_systems_write_them(file: Path, encoding: str) -> None:
+def test_files_with_other_encodings_and_line_ends_are_read(file: Path, encoding: str) -> None:
     text = "numpy\r\nmissing-one  # é\r\nnumpy \\\r\n  >= 1\r\n"
     mark = "\ufeff" if encoding == "utf-16-be" else ""
     assert problem(file, (mark + text).encode(encoding)) == "missing-one"
 
 
-def test_bytes_that_are_no_text_do_no_harm_in_a_comment(file: Path) -> None:
+def test_undecodable_bytes_in_a_comment_are_ignored(file: Path) -> None:
     assert problem(file, b"# caf\xe9\nnumpy\nmissing-one\n") == "missing-one"
-    assert "is no requirement" in problem(file, b"caf\xe9\n")
+    assert "is not a valid requirement" in problem(file, b"caf\xe9\n")
 
 
-def test_a_model_without_them_is_not_started(start_python: StartPython, tmp_path: Path) -> None:
+def test_a_model_without_its_requirements_is_not_started(start_python: StartPython, tmp_path: Path) -> None:
     described = [("X", "FP32", (-1,))]
     engine = start_python("raise SystemExit('started')", described, described)
     (tmp_path / "mine" / "requirements.txt").write_text("nowhere-to-be-found\n")

@@ -1,4 +1,4 @@
-"""Sessions of a Python model: state that is kept, hooks, and what a crash does to them."""
+"""Sessions of a Python model: its state, its hooks, and crashes."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.core.errors import EngineFailed
-from penstock.engines.base import CallContext, EngineSpec
-from penstock.engines.python.engine import PythonEngine
+from penstock.engines.engine_protocols import CallContext, EngineSpec
+from penstock.engines.python.python_engine import PythonEngine
 from penstock.models.folder import read_model_folder
 from tests.unit.engines.python.conftest import MODELS, StartPython, host_pids, left_behind
 
@@ -24,13 +24,13 @@ X = {"X": np.zeros(1, np.float32)}
 def step(
     engine: PythonEngine, session_id: str, *, instance: int = 0, is_start: bool = False, is_end: bool = False
 ) -> tuple[int, list[str]]:
-    """How many requests the session has seen, and the hooks that were called since the last."""
+    """Return how many requests the session has seen, and the hooks that were called since the last request."""
     context = CallContext(session_id=session_id, is_start=is_start, is_end=is_end)
     count, calls = engine.infer_with(instance, X, [], context)
     return int(count[0]), [call.decode() for call in calls]
 
 
-def test_the_example_counts_each_session_for_itself() -> None:
+def test_the_example_counts_each_session_separately() -> None:
     folder = read_model_folder(MODELS / "session_counter")
     engine = PythonEngine(EngineSpec(folder.file("1"), "auto", 1, 1), folder.settings.python)
     engine.load()
@@ -54,14 +54,14 @@ def test_hooks_are_called_once_and_state_ends_with_the_session(start_python: Sta
     assert step(engine, "a", is_end=True) == (3, [])
     engine.end_session("a", "ended")
     assert step(engine, "a") == (1, ["end a ended", "start a"])
-    assert step(engine, "a", is_start=True) == (1, ["end a started anew", "start a"])
+    assert step(engine, "a", is_start=True) == (1, ["end a restarted", "start a"])
     engine.end_session("a", "idle")
     engine.end_session("a", "idle")
     engine.end_session("unknown", "idle")
     assert step(engine, "") == (1, ["end a idle"])
 
 
-def test_a_failing_hook_or_request(start_python: StartPython) -> None:
+def test_a_failing_hook_or_request_does_not_end_a_session(start_python: StartPython) -> None:
     with capture_logs() as logs:
         engine = start_python(*SESSIONS)
         engine.load()
@@ -78,7 +78,7 @@ def test_a_failing_hook_or_request(start_python: StartPython) -> None:
     assert "RuntimeError: stay" in [entry.get("line") for entry in logs]
 
 
-def test_a_session_stays_with_its_process_whichever_instance_is_asked(start_python: StartPython) -> None:
+def test_a_session_stays_with_its_process_whichever_instance_runs_it(start_python: StartPython) -> None:
     engine = start_python(*SESSIONS, instances=2)
     engine.load()
     assert step(engine, "a", instance=0, is_start=True) == (1, ["start a"])
@@ -90,14 +90,14 @@ def test_a_session_stays_with_its_process_whichever_instance_is_asked(start_pyth
     assert step(engine, "", instance=0) == (1, ["end a idle"])
 
 
-def test_after_a_crash_a_session_is_lost_until_it_starts_anew(start_python: StartPython) -> None:
+def test_after_a_crash_a_session_is_lost_until_it_is_restarted(start_python: StartPython) -> None:
     engine = start_python(*SESSIONS)
     engine.load()
     for session_id in ("a", "b"):
         step(engine, session_id, is_start=True)
     (before,) = host_pids()
     os.kill(before, signal.SIGKILL)
-    with pytest.raises(EngineFailed):  # it is the first to notice, or is told
+    with pytest.raises(EngineFailed):  # this request is the first to notice the crash, or gets its report
         step(engine, "a")
     for session_id in ("a", "b", "a"):
         with pytest.raises(EngineFailed) as raised:
@@ -110,4 +110,4 @@ def test_after_a_crash_a_session_is_lost_until_it_starts_anew(start_python: Star
     assert step(engine, "a", is_start=True) == (1, ["start a"])
     assert step(engine, "a") == (2, [])
     engine.end_session("b", "idle")
-    assert step(engine, "b") == (1, ["start b"]), "what is over may begin again"
+    assert step(engine, "b") == (1, ["start b"]), "a session that is over can start again"

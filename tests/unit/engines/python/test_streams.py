@@ -1,4 +1,4 @@
-"""Decoupled Python models: answers one by one, as they are asked for."""
+"""Decoupled Python models: answers are computed one by one, on request."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.errors import EngineFailed
 from penstock.core.requests import Parameter
-from penstock.engines.base import CallContext, EngineSpec
-from penstock.engines.python.engine import PythonEngine
+from penstock.engines.engine_protocols import CallContext, EngineSpec
+from penstock.engines.python.python_engine import PythonEngine
 from penstock.models.folder import read_model_folder
 from tests.unit.engines.python.conftest import MODELS, StartPython, left_behind
 
@@ -39,7 +39,7 @@ def indexes(engine: PythonEngine, number: int, **parameters: Parameter) -> list[
     return [int(index[0]) for (index,) in engine.stream(0, count(number), [], context(**parameters))]
 
 
-def test_the_example_repeats() -> None:
+def test_the_example_repeats_its_input() -> None:
     folder = read_model_folder(MODELS / "repeat")
     engine = PythonEngine(EngineSpec(folder.file("1"), "auto", 1, 1), folder.settings.python)
     engine.load()
@@ -50,7 +50,7 @@ def test_the_example_repeats() -> None:
     assert left_behind() == []
 
 
-def test_any_number_of_answers(engine: PythonEngine) -> None:
+def test_a_stream_has_any_number_of_answers(engine: PythonEngine) -> None:
     assert indexes(engine, 0) == []
     assert indexes(engine, 1) == [0]
     assert indexes(engine, 1000) == list(range(1000))
@@ -58,7 +58,7 @@ def test_any_number_of_answers(engine: PythonEngine) -> None:
     assert indexes(engine, 3, **{"as": "dict"}) == [0]
 
 
-def test_an_answer_is_made_when_it_is_asked_for(engine: PythonEngine, notes: Path) -> None:
+def test_an_answer_is_computed_on_request(engine: PythonEngine, notes: Path) -> None:
     answers = engine.stream(0, count(1000), [], context())
     assert not notes.exists()
     next(answers)
@@ -71,7 +71,7 @@ def test_an_answer_is_made_when_it_is_asked_for(engine: PythonEngine, notes: Pat
     assert notes.read_text().split()[3:] == ["r:0", "r:1", "r:done"]
 
 
-def test_a_stream_that_was_never_read_runs_nothing(engine: PythonEngine, notes: Path) -> None:
+def test_a_stream_that_is_never_read_runs_nothing(engine: PythonEngine, notes: Path) -> None:
     engine.stream(0, count(5), [], context()).close()
     assert not notes.exists()
 
@@ -84,10 +84,10 @@ def test_streams_that_pause_do_not_mix(engine: PythonEngine) -> None:
     assert [int(index[0]) for (index,) in second] == [2]
 
 
-def test_a_failure_in_the_middle_ends_the_stream(engine: PythonEngine) -> None:
+def test_a_failure_between_answers_ends_the_stream(engine: PythonEngine) -> None:
     for wrong, said in {
         "raise_at": "RuntimeError: no more",
-        "wrong_at": "infer gave an output 'VALUE'; python.outputs has INDEX",
+        "wrong_at": "infer returned an output 'VALUE'; python.outputs has INDEX",
         "exit_at": "exit code 9",
     }.items():
         answers = engine.stream(0, count(5), [], context(**{wrong: 2}))
@@ -96,11 +96,11 @@ def test_a_failure_in_the_middle_ends_the_stream(engine: PythonEngine) -> None:
             next(answers)
         assert said in raised.value.message
         assert list(answers) == []
-    with pytest.raises(EngineFailed, match="infer gave a int; a decoupled model yields dicts"):
+    with pytest.raises(EngineFailed, match="infer returned a int; a decoupled model yields dicts"):
         indexes(engine, 1, **{"as": "number"})
 
 
-def test_a_stream_does_not_go_on_in_another_process(engine: PythonEngine) -> None:
+def test_a_stream_does_not_continue_in_another_process(engine: PythonEngine) -> None:
     answers = engine.stream(0, count(5), [], context())
     next(answers)
     with pytest.raises(EngineFailed, match="exit code 9"):
@@ -119,7 +119,7 @@ def test_a_session_outlives_its_streams(engine: PythonEngine, notes: Path) -> No
     assert notes.read_text().split() == ["r:0", "r:closed", "s:idle"]
 
 
-def test_one_answer_may_be_asked_for_without_a_stream(engine: PythonEngine, notes: Path) -> None:
+def test_a_single_answer_can_be_requested_without_a_stream(engine: PythonEngine, notes: Path) -> None:
     (index,) = engine.infer(0, count(1), ["INDEX"])
     assert index.tolist() == [0]
     for number, said in {0: "gave no answer", 5: "gave more than one answer"}.items():

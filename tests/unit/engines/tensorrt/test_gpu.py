@@ -1,4 +1,4 @@
-"""Memory, copies and streams on a real GPU, where there is one: the parts of a run that are not TensorRT's."""
+"""Memory, copies and streams on a real GPU, if the machine has one: the parts of a run that do not use TensorRT."""
 
 import threading
 from collections import deque
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.engines.options import TensorRtOptions
-from penstock.engines.tensorrt.build import plan_engine
+from penstock.engines.engine_options import TensorRtOptions
+from penstock.engines.tensorrt.engine_build import plan_engine
+from penstock.engines.tensorrt.execution import GpuExecution
 from penstock.engines.tensorrt.gpu import CudaGpu, PinnedBuffer, open_gpu
-from penstock.engines.tensorrt.lane import GpuLane
 from penstock.engines.tensorrt.library import TensorRtLibrary
 from penstock.engines.tensorrt.shapes import ShapeLimits
 from tests.servers import write_identity
@@ -29,7 +29,7 @@ def gpu() -> CudaGpu:
 
 
 class CopyingContext:
-    """An execution context of the network that gives back what it gets: a copy on the GPU, on the stream."""
+    """An execution context of a network that copies its input on the GPU, on the stream."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, int] = {}
@@ -58,7 +58,7 @@ class CopyingContext:
         return int(error) == 0
 
 
-def test_what_is_copied_there_and_back_is_the_same(gpu: CudaGpu) -> None:
+def test_copied_data_is_unchanged(gpu: CudaGpu) -> None:
     assert gpu.name.startswith("NVIDIA")
     assert gpu.capability.replace(".", "").isdecimal()
     stream = gpu.open_stream()
@@ -77,7 +77,7 @@ def test_what_is_copied_there_and_back_is_the_same(gpu: CudaGpu) -> None:
     gpu.close_stream(stream)
 
 
-def test_lanes_run_beside_each_other(gpu: CudaGpu, tmp_path: Path) -> None:
+def test_lanes_run_in_parallel(gpu: CudaGpu, tmp_path: Path) -> None:
     write_identity(tmp_path, "ids", "INT64")
     trt: Any = SimpleNamespace(ExecutionContextAllocationStrategy=SimpleNamespace(ON_PROFILE_CHANGE=1))
     library = TensorRtLibrary("tensorrt", "0", trt, deque(), None)
@@ -87,7 +87,7 @@ def test_lanes_run_beside_each_other(gpu: CudaGpu, tmp_path: Path) -> None:
     wrong: list[int] = []
 
     def work(number: int) -> None:
-        lane = GpuLane(engine, plan, gpu)
+        lane = GpuExecution(engine, plan, gpu)
         rng = np.random.default_rng(number)
         for _ in range(200):
             given = rng.integers(0, 10**9, (int(rng.integers(1, 65)), int(rng.integers(1, 257))))
@@ -103,6 +103,6 @@ def test_lanes_run_beside_each_other(gpu: CudaGpu, tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_a_gpu_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"instances\.device cuda:99: .*from cuda:0 on"):
+def test_a_missing_gpu_is_reported() -> None:
+    with pytest.raises(ConfigError, match=r"instances\.device cuda:99: .*starting with cuda:0"):
         open_gpu("cuda:99")

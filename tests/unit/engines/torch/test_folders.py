@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers and transformers: the same vectors as the ONNX graph, and nothing run or fetched."""
+"""Folders of sentence-transformers and transformers: vectors equal the ONNX graph's, and nothing is downloaded."""
 
 import json
 import shutil
@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidTensor
 from penstock.core.tensors import Array, Tensor, pack_bytes, to_array
-from penstock.engines.base import EngineSpec
+from penstock.engines.engine_options import TorchOptions
+from penstock.engines.engine_protocols import EngineSpec
 from penstock.engines.onnx.bert_file import convert, find_minilm_weights
-from penstock.engines.options import TorchOptions
-from penstock.engines.torch.engine import TorchEngine
+from penstock.engines.torch.torch_engine import TorchEngine
 from penstock.models.loading import LoadedBlock, load_block
 from penstock.models.samples.texts import mixed
 from penstock.tasks.base import TaskRequest
@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
 
 
 def complete(source: Path, target: Path) -> Path:
-    """A sentence-transformers folder of weights that may lack the library's own files."""
+    """Make a sentence-transformers folder of weights that may lack the library's own files."""
     shutil.copytree(source, target, dirs_exist_ok=True)
     (target / "1_Pooling").mkdir(exist_ok=True)
     (target / "2_Normalize").mkdir(exist_ok=True)
@@ -52,7 +52,7 @@ def complete(source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository: the same weights for PyTorch and as an ONNX graph."""
+    """Make a repository with the same weights for PyTorch and as an ONNX graph."""
     repository = tmp_path_factory.mktemp("models")
     complete(find_minilm_weights(), repository / "torch" / "1")
     (repository / "torch" / "model.yaml").write_text("task: embed\nengine: torch\nfile: modules.json\n")
@@ -63,7 +63,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A sentence-transformers folder of a small BERT with random weights."""
+    """Make a sentence-transformers folder of a small BERT with random weights."""
     from transformers import BertConfig, BertModel
 
     complete(find_minilm_weights(), tmp_path / "1")
@@ -76,7 +76,7 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cross(tmp_path: Path) -> Path:
-    """A cross-encoder with random weights, whose answer depends on the types of the tokens."""
+    """Make a cross-encoder with random weights, whose answer depends on the types of the tokens."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(2)
@@ -89,15 +89,16 @@ def block(repository: Path, name: str) -> LoadedBlock:
 
 
 def embed(loaded: LoadedBlock, texts: Sequence[str], rows: int = 16) -> Array:
-    """Through the task, as a worker does: batches of unlike lengths, padded."""
+    """Embed texts through the task like a worker: in padded batches of different lengths."""
+    task, engine = loaded.batching
     found = []
     for start in range(0, len(texts), rows):
         raw = [text.encode() for text in texts[start : start + rows]]
         request = TaskRequest([Tensor("text", "BYTES", (len(raw),), pack_bytes(raw))], [])
-        prepared = loaded.task.prepare(request)
-        outputs = loaded.engine.infer(0, loaded.task.join(prepared.pieces), loaded.task.engine_outputs)
-        results = loaded.task.split(prepared.pieces, outputs)
-        found.append(to_array(loaded.task.finish(request, prepared, results)[0]))
+        prepared = task.prepare(request)
+        outputs = engine.infer(0, task.join(prepared.pieces), task.engine_outputs)
+        results = task.split(prepared.pieces, outputs)
+        found.append(to_array(task.finish(request, prepared, results)[0]))
     return np.concatenate(found)
 
 
@@ -108,7 +109,7 @@ def cosines(one: Array, other: Array) -> Array:
 
 @pytest.fixture(scope="module")
 def vectors(minilm: Path) -> Iterator[Array]:
-    """Of the ONNX engine."""
+    """Return the vectors of the ONNX engine."""
     loaded = block(minilm, "onnx")
     yield embed(loaded, mixed(64, 5))
     loaded.engine.close()
@@ -127,18 +128,18 @@ def ids(rows: int, tokens: int, *names: str) -> dict[str, Array]:
 # --- sentence-transformers
 
 
-def test_torch_gives_the_onnx_engine_s_embeddings(minilm: Path, vectors: Array) -> None:
+def test_torch_embeddings_equal_those_of_the_onnx_engine(minilm: Path, vectors: Array) -> None:
     loaded = block(minilm, "torch")
     found = embed(loaded, mixed(64, 5))
     assert found.shape == (64, 384)
     assert found.dtype == np.float32
     assert cosines(found, vectors).min() >= 0.9999
     assert np.abs(found - vectors).max() < 1e-5
-    # One at a time, nothing is padded; that changes nothing.
+    # Without padding, one at a time, the result is the same.
     assert np.abs(embed(loaded, mixed(64, 5)[:8], rows=1) - vectors[:8]).max() < 1e-5
 
 
-def test_a_library_that_is_missing_is_named(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(
         ConfigError, match=r"needs the package sentence_transformers, .*pip install 'penstock-serve\[torch\]'"
@@ -146,7 +147,7 @@ def test_a_library_that_is_missing_is_named(small: Path, monkeypatch: pytest.Mon
         engine(small)
 
 
-def test_the_library_itself_gives_the_same(minilm: Path, vectors: Array) -> None:
+def test_the_library_itself_gives_the_same_vectors(minilm: Path, vectors: Array) -> None:
     from sentence_transformers import SentenceTransformer
 
     library = SentenceTransformer(str(minilm / "torch" / "1"), device="cpu", local_files_only=True)
@@ -154,7 +155,7 @@ def test_the_library_itself_gives_the_same(minilm: Path, vectors: Array) -> None
     assert cosines(library.encode(mixed(64, 5), show_progress_bar=False), vectors).min() >= 0.9999
 
 
-def test_bf16_stays_near_and_says_so(minilm: Path, vectors: Array) -> None:
+def test_bf16_vectors_are_close_and_the_precision_is_reported(minilm: Path, vectors: Array) -> None:
     yaml = minilm / "half" / "model.yaml"
     yaml.parent.mkdir()
     (yaml.parent / "1").symlink_to(minilm / "torch" / "1")
@@ -167,7 +168,7 @@ def test_bf16_stays_near_and_says_so(minilm: Path, vectors: Array) -> None:
     assert 0.999 < cosines(found, vectors).min() < 0.999999
 
 
-def test_the_folder_tells_what_it_takes_and_gives(small: Path) -> None:
+def test_inputs_and_outputs_follow_from_the_folder(small: Path) -> None:
     signature = engine(small).load()
     assert [(spec.name, spec.datatype, spec.shape) for spec in signature.inputs] == [
         (name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask", "token_type_ids")
@@ -175,11 +176,11 @@ def test_the_folder_tells_what_it_takes_and_gives(small: Path) -> None:
     assert [(spec.name, spec.datatype, spec.shape) for spec in signature.outputs] == [
         ("sentence_embedding", "FP32", (-1, 32))
     ]
-    with pytest.raises(ConfigError, match=r"a folder with modules\.json tells them"):
+    with pytest.raises(ConfigError, match=r"modules\.json already defines them"):
         engine(small, inputs=[{"name": "x", "datatype": "FP32", "shape": [1]}]).load()
 
 
-def test_weights_saved_in_half_run_in_fp32_where_nothing_else_is_asked_for(small: Path) -> None:
+def test_half_precision_weights_run_in_fp32_by_default(small: Path) -> None:
     whole = engine(small)
     whole.load()
     sent = ids(3, 7, "token_type_ids") | {"token_type_ids": np.zeros((3, 7), np.int64)}
@@ -202,7 +203,7 @@ def test_weights_saved_in_half_run_in_fp32_where_nothing_else_is_asked_for(small
         ("token_type_ids", 2, "'token_type_ids' has an id that is not from 0 to 1"),
     ],
 )
-def test_ids_beyond_a_table_are_the_callers_fault(small: Path, name: str, value: int, said: str) -> None:
+def test_ids_beyond_the_vocabulary_are_the_callers_fault(small: Path, name: str, value: int, said: str) -> None:
     made = engine(small)
     made.load()
     sent = ids(2, 5) | {"token_type_ids": np.zeros((2, 5), np.int64)}
@@ -226,15 +227,15 @@ def test_more_tokens_than_positions_are_the_callers_fault(small: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "path", "said"),
     [
-        ("modeling_mine.Evil", "", r"the module modeling_mine\.Evil is not served"),
-        ("os.system", "", r"the module os\.system is not served"),
-        ("sentence_transformers.util.http_get", "", "is not served; served are Transformer, Pooling"),
-        ("sentence_transformers_evil.models.Pooling", "", "is not served"),
+        ("modeling_mine.Evil", "", r"the module modeling_mine\.Evil is not supported"),
+        ("os.system", "", r"the module os\.system is not supported"),
+        ("sentence_transformers.util.http_get", "", "is not supported; supported are Transformer, Pooling"),
+        ("sentence_transformers_evil.models.Pooling", "", "is not supported"),
         ("sentence_transformers.models.Pooling", "../other", "leads out of the folder"),
         ("sentence_transformers.models.Pooling", "/etc", "leads out of the folder"),
     ],
 )
-def test_no_module_but_the_library_s_own_is_run(small: Path, kind: str, path: str, said: str) -> None:
+def test_only_modules_of_the_library_are_run(small: Path, kind: str, path: str, said: str) -> None:
     (small / "modeling_mine.py").write_text(f"open({str(small / 'sprung')!r}, 'w')\n")
     (small / "modules.json").write_text(json.dumps([*MODULES, {"idx": 3, "name": "3", "path": path, "type": kind}]))
     with pytest.raises(ConfigError, match=said):
@@ -253,11 +254,11 @@ def test_code_in_the_folder_is_not_run(small: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["", "1_Pooling"])
-def test_weights_in_a_pickle_are_refused(small: Path, where: str) -> None:
+def test_pickled_weights_are_refused(small: Path, where: str) -> None:
     if not where:
         (small / "model.safetensors").unlink()
     torch.save({}, small / where / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"pytorch_model\.bin: is a pickle"):
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin: is not loaded, because it is a pickle"):
         engine(small).load()
 
 
@@ -265,34 +266,34 @@ def test_weights_in_a_pickle_are_refused(small: Path, where: str) -> None:
     ("name", "content", "said"),
     [
         ("modules.json", "{", "is not valid JSON"),
-        ("modules.json", "3", "is not as sentence-transformers writes it"),
+        ("modules.json", "3", "does not have sentence-transformers' format"),
         ("modules.json", "[]", "its first module must be a Transformer"),
-        ("modules.json", json.dumps(MODULES[:1]), r"no module pools .* served with file: config\.json"),
+        ("modules.json", json.dumps(MODULES[:1]), r"no module pools .* use file: config\.json"),
         ("config.json", "{}", "cannot load it"),
         ("adapter_config.json", "{}", "is an adapter; merge it"),
     ],
 )
-def test_a_folder_that_is_not_whole_says_what_is_wrong(small: Path, name: str, content: str, said: str) -> None:
+def test_an_incomplete_folder_is_reported(small: Path, name: str, content: str, said: str) -> None:
     (small / name).write_text(content)
     with pytest.raises(ConfigError, match=said):
         engine(small).load()
 
 
-def test_another_model_s_weights_are_not_made_up_for(small: Path) -> None:
+def test_missing_weights_are_not_replaced_by_random_ones(small: Path) -> None:
     save_file({"something.else": torch.zeros(3)}, small / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match="its weights are not those of a BertModel"):
+    with pytest.raises(ConfigError, match="its weights do not belong to a BertModel"):
         engine(small).load()
 
 
 def test_weights_of_other_shapes_are_refused(small: Path) -> None:
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
-    with pytest.raises(ConfigError, match=r"its weights have other shapes than config\.json says"):
+    with pytest.raises(ConfigError, match=r"its weights do not have the shapes in config\.json"):
         engine(small).load()
 
 
 @pytest.mark.parametrize("activation", ["torch.nn.modules.linear.Identity", "modeling_mine.Evil"])
-def test_a_dense_layer_is_run_with_its_own_activation_or_not_at_all(small: Path, activation: str) -> None:
+def test_a_dense_layer_runs_with_its_own_activation_or_is_refused(small: Path, activation: str) -> None:
     dense = small / "3_Dense"
     dense.mkdir()
     settings = {"in_features": 32, "out_features": 4, "bias": False, "activation_function": activation}
@@ -330,11 +331,11 @@ def test_a_loaded_model_does_not_depend_on_its_file(small: Path, precision: str)
     assert np.array_equal(made.infer(0, sent, [])[0], before)
 
 
-def test_inputs_of_unlike_shapes_are_the_callers_fault(small: Path) -> None:
+def test_inputs_of_different_shapes_are_the_callers_fault(small: Path) -> None:
     made = engine(small)
     made.load()
     sent = ids(2, 5, "token_type_ids") | {"attention_mask": np.ones((2, 6), np.int64)}
-    with pytest.raises(InvalidTensor, match=r"unlike shapes: \(2, 5\), \(2, 6\)"):
+    with pytest.raises(InvalidTensor, match=r"different shapes: \(2, 5\), \(2, 6\)"):
         made.infer(0, sent, [])
 
 
@@ -348,7 +349,7 @@ def test_a_truncated_file_is_refused(small: Path) -> None:
 # --- sequence classification
 
 
-def test_a_cross_encoder_gives_logits_that_depend_on_which_text_is_which(cross: Path) -> None:
+def test_cross_encoder_logits_depend_on_the_order_of_the_texts(cross: Path) -> None:
     made = engine(cross, file="config.json")
     signature = made.load()
     assert [spec.name for spec in signature.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
@@ -371,43 +372,43 @@ def test_a_cross_encoder_gives_logits_that_depend_on_which_text_is_which(cross: 
     assert np.allclose(rough, expected, atol=0.05)
 
 
-def test_an_encoder_is_no_classifier(small: Path) -> None:
-    with pytest.raises(ConfigError, match=r"this is BertModel; served are …ForSequenceClassification"):
+def test_an_encoder_is_refused_as_a_classifier(small: Path) -> None:
+    with pytest.raises(ConfigError, match=r"this is BertModel; only …ForSequenceClassification is supported"):
         engine(small, file="config.json").load()
 
 
-def test_a_head_that_is_missing_is_not_made_up(cross: Path) -> None:
+def test_a_missing_classifier_head_is_refused(cross: Path) -> None:
     weights = load_file(cross / "model.safetensors")
     save_file(
         {name: each for name, each in weights.items() if not name.startswith("classifier")},
         cross / "model.safetensors",
         {"format": "pt"},
     )
-    with pytest.raises(ConfigError, match=r"its weights have no classifier\.bias"):
+    with pytest.raises(ConfigError, match=r"its weights are incomplete: classifier\.bias"):
         engine(cross, file="config.json").load()
 
 
-# --- the network, and what is imported
+# --- network access and imports
 
 QUIET = """
 import socket, sys, pathlib
 def refuse(*_, **__):
     raise AssertionError("reached for the network")
 socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
-from penstock.engines.options import TorchOptions
-from penstock.engines.base import EngineSpec
-from penstock.engines.torch.engine import TorchEngine
+from penstock.engines.engine_options import TorchOptions
+from penstock.engines.engine_protocols import EngineSpec
+from penstock.engines.torch.torch_engine import TorchEngine
 for file in sys.argv[1:]:
     print(TorchEngine(EngineSpec(pathlib.Path(file), "auto", 1, 1), TorchOptions()).load().platform)
 """
 
 
-def test_nothing_is_fetched_and_nothing_printed(small: Path, cross: Path) -> None:
+def test_loading_downloads_and_prints_nothing(small: Path, cross: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", QUIET, small / "modules.json", cross / "config.json"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=170,
         check=False,
     )
     assert (done.returncode, done.stdout.split()) == (0, ["pytorch_libtorch"] * 2), done.stderr
@@ -417,7 +418,7 @@ def test_nothing_is_fetched_and_nothing_printed(small: Path, cross: Path) -> Non
 UNUSED = """
 import sys
 from pathlib import Path
-import penstock.app.serve, penstock.app.worker, penstock.cli.main, penstock.experiments.variants
+import penstock.app.local_server, penstock.app.worker_role, penstock.cli.main, penstock.experiments.variants
 import penstock.engines.availability, penstock.models.building
 from penstock.core.config import Limits
 from penstock.models.loading import load_block
@@ -428,7 +429,7 @@ assert not heavy, heavy
 """
 
 
-def test_nothing_of_torch_is_imported_where_it_is_not_used(minilm: Path) -> None:
+def test_torch_is_imported_only_if_it_is_used(minilm: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", UNUSED, minilm / "onnx"], capture_output=True, text=True, timeout=120, check=False
     )

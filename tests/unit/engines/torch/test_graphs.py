@@ -1,4 +1,4 @@
-"""Rows of token ids as a graph takes them. What captures and replays needs a GPU: benchmarks/gpu runs it."""
+"""Rows of token ids as a CUDA graph takes them; benchmarks/gpu runs capturing and replaying, which need a GPU."""
 
 from pathlib import Path
 
@@ -8,41 +8,41 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from penstock.core.errors import InvalidTensor
-from penstock.engines.base import EngineSpec
-from penstock.engines.options import TorchOptions
-from penstock.engines.torch.engine import TorchEngine
-from penstock.engines.torch.graphs import fill, on_device, unpack
+from penstock.engines.engine_options import TorchOptions
+from penstock.engines.engine_protocols import EngineSpec
+from penstock.engines.torch.graphs import copy_to_device, fill_padded, unpack
+from penstock.engines.torch.torch_engine import TorchEngine
 
 
-def test_rows_are_laid_into_a_larger_shape() -> None:
+def test_rows_are_placed_into_a_larger_shape() -> None:
     ids = np.array([[5, 6, -1], [7, -1, -1]], np.int32)
     types = np.array([[0, 1, 0], [1, 0, 0]], np.int32)
     target = np.full((2, 4, 5), 99, np.int32)
-    fill(target, [ids, types])
+    fill_padded(target, [ids, types])
     assert target[0].tolist() == [[5, 6, -1, -1, -1], [7, -1, -1, -1, -1], [0, -1, -1, -1, -1], [0, -1, -1, -1, -1]]
     assert target[1].tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0] * 5, [0] * 5]
 
 
-def test_without_types_there_are_zeros() -> None:
+def test_missing_token_types_become_zeros() -> None:
     target = np.full((2, 2, 3), 99, np.int32)
-    fill(target, [np.array([[4, 5]], np.int32)])
+    fill_padded(target, [np.array([[4, 5]], np.int32)])
     assert target.tolist() == [[[4, 5, -1], [0, -1, -1]], [[0, 0, 0], [0, 0, 0]]]
 
 
-def test_the_mask_is_told_by_the_ids() -> None:
+def test_the_mask_follows_from_the_ids() -> None:
     ids, mask, types = unpack(torch.tensor([[[5, -1]], [[1, 0]]], dtype=torch.int32), 3)
     assert (ids.tolist(), mask.tolist(), types.tolist()) == ([[5, 0]], [[1, 0]], [[1, 0]])
     assert {each.dtype for each in (ids, mask, types)} == {torch.int64}
 
 
-def test_without_a_graph_the_inputs_are_the_same() -> None:
-    given = on_device([np.array([[5, -1]], np.int32)], 3, torch.device("cpu"))
+def test_without_a_graph_the_inputs_are_unchanged() -> None:
+    given = copy_to_device([np.array([[5, -1]], np.int32)], 3, torch.device("cpu"))
     assert [each.tolist() for each in given] == [[[5, 0]], [[1, 0]], [[0, 0]]]
-    assert len(on_device([np.array([[5, -1]], np.int32)], 2, torch.device("cpu"))) == 2
+    assert len(copy_to_device([np.array([[5, -1]], np.int32)], 2, torch.device("cpu"))) == 2
 
 
-def test_marked_rows_give_what_masked_ones_give(tmp_path: Path) -> None:
-    """On the CPU, which has no graphs; types count."""
+def test_rows_marked_by_ids_give_the_same_as_masked_rows(tmp_path: Path) -> None:
+    """Run on the CPU, which has no graphs; token types count."""
     config = BertConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50, num_labels=2
     )
@@ -68,7 +68,7 @@ def test_marked_rows_give_what_masked_ones_give(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_graph_gives_what_kernels_one_by_one_give(tmp_path: Path) -> None:
+def test_a_graph_gives_the_same_as_single_kernels(tmp_path: Path) -> None:
     config = BertConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50, num_labels=2
     )

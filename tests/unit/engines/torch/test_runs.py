@@ -1,4 +1,4 @@
-"""Where PyTorch runs a model: devices, threads, instances side by side, and what is not there."""
+"""PyTorch runs of a model: devices, threads, parallel instances, and missing devices."""
 
 import os
 import sys
@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError, DeviceOutOfMemory
-from penstock.core.manifest import DeclaredTensor
+from penstock.core.signature import DeclaredTensor
 from penstock.core.tensors import Array
 from penstock.engines.availability import why_not, why_not_file
-from penstock.engines.base import EngineSpec
-from penstock.engines.options import TorchOptions
-from penstock.engines.torch.engine import TorchEngine
+from penstock.engines.engine_options import TorchOptions
+from penstock.engines.engine_protocols import EngineSpec
+from penstock.engines.torch.torch_engine import TorchEngine
 from penstock.models.building import build_engine
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -35,7 +35,7 @@ X: Array = np.random.default_rng(1).standard_normal((64, WIDTH)).astype(np.float
 
 
 class Square(nn.Module):
-    """Large enough for PyTorch to share it out among threads."""
+    """A model large enough for PyTorch to split the work among threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Square(nn.Module):
 
 
 class Grows(nn.Module):
-    """Takes as many GB as its first number says."""
+    """A model that takes as many GB as its first number says."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.zeros(int(x[0, 0]), 1 << 28, device=x.device).sum()
@@ -84,7 +84,7 @@ def test_each_instance_has_its_threads_and_no_more(file: Path, threads: int) -> 
         for _ in range(3):
             engine.infer(instance, {"x": X}, ["y"])
         counted.append(torch.get_num_threads())
-        inside.wait(30)  # all have their threads by now
+        inside.wait(30)  # all instances have started their threads
         inside.wait(30)
 
     callers = [threading.Thread(target=run, args=(instance,)) for instance in range(instances)]
@@ -100,7 +100,7 @@ def test_each_instance_has_its_threads_and_no_more(file: Path, threads: int) -> 
 
 
 def settled() -> int:
-    """The number of threads once none of an earlier test is on its way out."""
+    """Return the number of threads once those of earlier tests have ended."""
     last, since = operating_threads(), time.monotonic()
     while time.monotonic() - since < 0.3:
         if operating_threads() != last:
@@ -109,7 +109,7 @@ def settled() -> int:
     return last
 
 
-def test_engines_of_unlike_thread_counts_do_not_change_each_other_s(file: Path) -> None:
+def test_engines_with_different_thread_counts_do_not_affect_each_other(file: Path) -> None:
     one, three = on("cpu", file, threads=1), on("cpu", file, threads=3)
     one.load()
     three.load()
@@ -125,7 +125,7 @@ def test_engines_of_unlike_thread_counts_do_not_change_each_other_s(file: Path) 
     assert seen == {"one": {1}, "three": {3}}
 
 
-def test_instances_in_parallel_give_what_one_gives(file: Path) -> None:
+def test_parallel_instances_give_the_same_as_one(file: Path) -> None:
     engine = on("cpu", file, instances=4)
     engine.load()
     engine.warm_up({"x": X[:1]})
@@ -133,7 +133,7 @@ def test_instances_in_parallel_give_what_one_gives(file: Path) -> None:
     expected = {size: engine.infer(0, {"x": X[:size]}, ["y"])[0] for size in set(sizes)}
 
     def run(number: int) -> bool:
-        # The last instance is the worker's loop.
+        # The last instance belongs to the worker's loop.
         (found,) = engine.infer(number % 5, {"x": X[: sizes[number]]}, ["y"])
         return bool(np.allclose(found, expected[sizes[number]], atol=1e-5))
 
@@ -141,7 +141,7 @@ def test_instances_in_parallel_give_what_one_gives(file: Path) -> None:
         assert all(pool.map(run, range(80)))
 
 
-def test_answers_belong_to_the_caller(file: Path) -> None:
+def test_answers_are_not_overwritten(file: Path) -> None:
     engine = on("cpu", file)
     engine.load()
     (first,) = engine.infer(0, {"x": X[:2]}, ["y"])
@@ -150,7 +150,7 @@ def test_answers_belong_to_the_caller(file: Path) -> None:
     assert np.array_equal(first, kept)
 
 
-def test_nothing_is_kept_for_gradients(tmp_path: Path) -> None:
+def test_nothing_is_stored_for_gradients(tmp_path: Path) -> None:
     class Tells(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + int(torch.is_grad_enabled())
@@ -172,20 +172,20 @@ def test_instances_share_the_weights(file: Path) -> None:
 
 
 @pytest.mark.skipif(HAS_CUDA or HAS_MPS, reason="has a GPU")
-def test_auto_is_the_cpu_where_there_is_no_gpu(file: Path) -> None:
+def test_auto_means_the_cpu_on_a_machine_without_a_gpu(file: Path) -> None:
     assert on("auto", file).load().device == "cpu"
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="has an NVIDIA GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_no_cuda_is_an_error_that_says_what_there_is(file: Path, device: str) -> None:
-    with pytest.raises(ConfigError, match=rf"instances\.device {device}: there is none, there is cpu; .*NVIDIA"):
+def test_a_missing_cuda_is_an_error_that_names_the_available_devices(file: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=rf"instances\.device {device}: there is no such device, only cpu: .*NVIDIA"):
         on(device, file).load()
 
 
 @pytest.mark.skipif(HAS_MPS, reason="has an Apple GPU")
-def test_no_mps_is_an_error_that_says_what_is_needed(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"instances\.device mps: there is none, .*macOS"):
+def test_a_missing_mps_is_an_error_that_names_the_requirements(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"instances\.device mps: there is no such device, .*macOS"):
         on("mps", file).load()
 
 
@@ -194,26 +194,26 @@ def test_fp16_on_the_cpu_is_refused_with_advice(file: Path) -> None:
         on("cpu", file, "fp16").load()
 
 
-def test_a_package_that_is_missing_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"needs the package torch, .*pip install 'penstock-serve\[torch\]'"):
         build_engine(file, ModelSettings(engine="torch"), 1)
     assert "pip install 'penstock-serve[torch]'" in (why_not("torch", "cpu", "fp32") or "")
 
 
-def test_what_a_machine_can_run_is_known_beforehand() -> None:
+def test_a_machines_devices_and_precisions_are_known_before_loading() -> None:
     assert why_not("torch", "cpu", "fp32") is None
     assert why_not("torch", "cpu", "bf16") is None
     assert "on the CPU use precision: bf16" in (why_not("torch", "cpu", "fp16") or "")
-    assert "has no INT8" in (why_not("torch", "cpu", "int8") or "")
-    assert HAS_CUDA or "there is cpu" in (why_not("torch", "cuda", "fp16") or "")
+    assert "does not run INT8" in (why_not("torch", "cpu", "int8") or "")
+    assert HAS_CUDA or "only cpu" in (why_not("torch", "cuda", "fp16") or "")
     assert why_not("magic", "cuda", "fp16") == "Penstock has no magic engine"
 
 
-def test_what_an_engine_can_read_is_known_beforehand() -> None:
+def test_readable_file_types_are_known_before_loading() -> None:
     assert "reads TorchScript, torch.export" in (why_not_file("torch", Path("1/model.onnx")) or "")
-    assert "model.pt is a file of PyTorch" in (why_not_file("onnx", Path("1/model.pt")) or "")
-    assert "modules.json is a file of PyTorch" in (why_not_file("openvino", Path("1/modules.json")) or "")
+    assert "model.pt is a PyTorch file" in (why_not_file("onnx", Path("1/model.pt")) or "")
+    assert "modules.json is a PyTorch file" in (why_not_file("openvino", Path("1/modules.json")) or "")
     for name in ("model.pt", "model.pt2", "modules.json", "config.json"):
         assert why_not_file("torch", Path(name)) is None
     assert why_not_file("onnx", Path("model.onnx")) is None
@@ -223,7 +223,7 @@ def test_what_an_engine_can_read_is_known_beforehand() -> None:
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="needs an NVIDIA GPU")
-def test_cuda_gives_what_the_cpu_gives(file: Path, tmp_path: Path) -> None:
+def test_cuda_results_equal_those_of_the_cpu(file: Path, tmp_path: Path) -> None:
     exported = tmp_path / "model.pt2"
     shapes = ({0: torch.export.Dim("rows")},)
     torch.export.save(torch.export.export(Square(), (torch.from_numpy(X),), dynamic_shapes=shapes), exported)
@@ -243,12 +243,12 @@ def test_cuda_gives_what_the_cpu_gives(file: Path, tmp_path: Path) -> None:
                     (found,) = engine.infer(0, {"x": sent}, [])
                     assert found.dtype == np.float32
                     assert np.allclose(found, expected, atol=tolerance)
-    with pytest.raises(ConfigError, match=r"cuda:99: there is no such GPU, there is cpu, cuda:0"):
+    with pytest.raises(ConfigError, match=r"cuda:99: there is no such GPU, only cpu, cuda:0"):
         on("cuda:99", file).load()
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="needs an NVIDIA GPU")
-def test_instances_overlap_on_a_gpu_and_keep_their_answers_apart(file: Path) -> None:
+def test_parallel_instances_on_a_gpu_keep_their_answers_apart(file: Path) -> None:
     engine = on("cuda", file)
     engine.load()
 
@@ -263,7 +263,7 @@ def test_instances_overlap_on_a_gpu_and_keep_their_answers_apart(file: Path) -> 
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if HAS_CUDA else [])])
-def test_a_device_without_memory_fails_with_advice_and_goes_on(tmp_path: Path, device: str) -> None:
+def test_a_device_without_memory_fails_with_advice_and_continues(tmp_path: Path, device: str) -> None:
     torch.jit.script(Grows()).save(str(tmp_path / "model.pt"))
     engine = on(device, tmp_path / "model.pt")
     engine.load()

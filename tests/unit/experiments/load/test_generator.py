@@ -1,15 +1,15 @@
-"""The generator as its user sees it, with processes of its own."""
+"""The load generator with its processes, as a user starts it."""
 
 import asyncio
 from pathlib import Path
 
-from penstock.experiments.load.generator import APART, Generator
-from penstock.experiments.load.process import LoadSpec, Window, write_messages
+from penstock.experiments.load.generator import OFFSET, Generator
+from penstock.experiments.load.load_process import LoadSpec, Window, write_messages
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
-async def test_each_process_begins_where_it_was_told(tmp_path: Path) -> None:
+async def test_each_process_starts_at_its_own_offset(tmp_path: Path) -> None:
     asked: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -19,7 +19,7 @@ async def test_each_process_begins_where_it_was_told(tmp_path: Path) -> None:
             writer.write(ANSWER)
         writer.close()
 
-    messages = [b"POST /%d HTTP/1.1\r\n\r\n" % number for number in range(2 * APART)]
+    messages = [b"POST /%d HTTP/1.1\r\n\r\n" % number for number in range(2 * OFFSET)]
     file = write_messages(tmp_path / "messages", messages)
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -31,5 +31,5 @@ async def test_each_process_begins_where_it_was_told(tmp_path: Path) -> None:
     async with server:
         sent = await asyncio.to_thread(load)
     assert len(asked) == sent
-    begun = [min(one for one in asked if one >= first) for first in (0, APART)]
-    assert begun == [7, 7 + APART]
+    begun = [min(one for one in asked if one >= first) for first in (0, OFFSET)]
+    assert begun == [7, 7 + OFFSET]

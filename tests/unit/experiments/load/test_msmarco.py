@@ -1,4 +1,4 @@
-"""MS MARCO is read in the forms in which it is given out."""
+"""MS MARCO in each of its published formats."""
 
 import gzip
 from pathlib import Path
@@ -11,14 +11,14 @@ from penstock.core.errors import InvalidRequest
 from penstock.experiments.load.msmarco import read_pairs
 
 
-def test_triples(tmp_path: Path) -> None:
+def test_triples_are_read(tmp_path: Path) -> None:
     file = tmp_path / "triples.train.small.tsv"
     file.write_text("what is rain\tRain is water.\tSnow is ice.\nwho?\tThe crème\tx\n", encoding="utf-8")
     assert read_pairs(file) == [("what is rain", "Rain is water."), ("who?", "The crème")]
     assert read_pairs(file, most=1) == [("what is rain", "Rain is water.")]
 
 
-def test_top1000_gzipped(tmp_path: Path) -> None:
+def test_gzipped_top1000_is_read(tmp_path: Path) -> None:
     file = tmp_path / "top1000.dev.tsv.gz"
     with gzip.open(file, "wt", encoding="utf-8") as stream:
         stream.write("12\t34\twhat is rain\tRain is water.\n")
@@ -32,7 +32,7 @@ def test_collection_queries_and_judgements_are_joined(tmp_path: Path) -> None:
     assert read_pairs(tmp_path) == [("what is snow", "Snow is ice."), ("what is rain", "Rain is water.")]
 
 
-def test_parquet_with_many_passages_takes_the_selected(tmp_path: Path) -> None:
+def test_parquet_with_many_passages_uses_the_selected_ones(tmp_path: Path) -> None:
     rows = [
         {"query": "q1", "passages": {"is_selected": [0, 1], "passage_text": ["a", "b"], "url": ["u", "u"]}},
         {"query": "q2", "passages": {"is_selected": [0, 0], "passage_text": ["c", "d"], "url": ["u", "u"]}},
@@ -41,22 +41,22 @@ def test_parquet_with_many_passages_takes_the_selected(tmp_path: Path) -> None:
     assert read_pairs(tmp_path) == [("q1", "b"), ("q2", "c")]
 
 
-def test_parquet_of_triplets(tmp_path: Path) -> None:
+def test_parquet_of_triplets_is_read(tmp_path: Path) -> None:
     file = tmp_path / "train.parquet"
     parquet.write_table(pa.Table.from_pylist([{"query": "q", "positive": "p", "negative": "n"}]), file)
     assert read_pairs(file) == [("q", "p")]
 
 
-def test_what_is_not_msmarco_says_where_and_what_was_expected(tmp_path: Path) -> None:
+def test_invalid_files_are_reported_with_the_place_and_the_expected_format(tmp_path: Path) -> None:
     ids = tmp_path / "qidpidtriples.tsv"
     ids.write_text("1\t2\t3\n")
-    with pytest.raises(InvalidRequest, match=r"line 1: 3 columns that are no pair; expected triples"):
+    with pytest.raises(InvalidRequest, match=r"line 1: 3 columns are not a query-passage pair; expected triples"):
         read_pairs(ids)
     with pytest.raises(InvalidRequest, match="no such file"):
         read_pairs(tmp_path / "absent.tsv")
     garbage = tmp_path / "garbage.parquet"
     garbage.write_bytes(b"PAR1 not really")
-    with pytest.raises(InvalidRequest, match="no Parquet file"):
+    with pytest.raises(InvalidRequest, match="not a readable Parquet file"):
         read_pairs(garbage)
     other = tmp_path / "other"
     other.mkdir()

@@ -1,4 +1,4 @@
-"""Requests carry what they say, the same over every protocol."""
+"""Requests are the same over every protocol."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import Tensor, unpack_bytes
-from penstock.experiments.load.described import random_payload, suitable_data
-from penstock.experiments.load.payloads import KINDS, build, encode
+from penstock.experiments.load.choice import random_payload, suitable_data
+from penstock.experiments.load.payloads import KINDS, build_built_in_payloads, encode
 from penstock.experiments.load.steps import parse_counts, parse_steps
 from penstock.models.samples.texts import passages, queries
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -16,7 +16,7 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_payloads_are_the_same_request_over_grpc_and_rest(kind: str) -> None:
-    payload = build(kind, "m")[0]
+    payload = build_built_in_payloads(kind, "m")[0]
     message = pb.ModelInferRequest.FromString(payload.grpc())
     assert message.model_name == "m"
     assert message.raw_input_contents[0] == payload.inputs[0].data
@@ -27,8 +27,8 @@ def test_payloads_are_the_same_request_over_grpc_and_rest(kind: str) -> None:
     assert encode([payload], "stream") == [payload.grpc()]
 
 
-def test_an_id_appended_to_a_built_message_is_its_id() -> None:
-    message = build("noop", "m")[0].grpc() + b"\x1a\x03abc"
+def test_an_id_appended_to_an_encoded_message_is_its_id() -> None:
+    message = build_built_in_payloads("noop", "m")[0].grpc() + b"\x1a\x03abc"
     assert pb.ModelInferRequest.FromString(message).id == "abc"
 
 
@@ -36,25 +36,28 @@ def texts_of(tensor: Tensor) -> list[str]:
     return [bytes(text).decode() for text in unpack_bytes(tensor)]
 
 
-def test_a_pair_is_a_query_and_its_passage() -> None:
-    found = build("pairs", "m", batch_size=2)
+def test_a_pair_consists_of_a_query_and_a_passage() -> None:
+    found = build_built_in_payloads("pairs", "m", batch_size=2)
     assert len(found) == len(queries()) // 2
     assert found[0].inputs[0].shape == (4,)
     assert texts_of(found[0].inputs[0]) == [queries()[0], passages()[0], queries()[1], passages()[1]]
 
 
-def test_batches_hold_every_text_and_are_all_full() -> None:
-    found = build("queries", "m", batch_size=7)
+def test_batches_contain_every_text_and_are_full() -> None:
+    found = build_built_in_payloads("queries", "m", batch_size=7)
     assert {payload.inputs[0].shape for payload in found} == {(7,)}
     assert {text for payload in found for text in texts_of(payload.inputs[0])} == set(queries())
 
 
-def test_msmarco_takes_the_place_of_the_packaged_texts(tmp_path: Path) -> None:
+def test_msmarco_replaces_the_packaged_texts(tmp_path: Path) -> None:
     file = tmp_path / "triples.train.small.tsv"
     file.write_text("a query\ta passage\tanother\nb query\tb passage\tanother\n")
-    assert texts_of(build("pairs", "m", 1, file)[1].inputs[0]) == ["b query", "b passage"]
-    assert [texts_of(p.inputs[0]) for p in build("queries", "m", 1, file)] == [["a query"], ["b query"]]
-    assert sorted(texts_of(p.inputs[0])[0] for p in build("mixed", "m", 1, file)) == [
+    assert texts_of(build_built_in_payloads("pairs", "m", 1, file)[1].inputs[0]) == ["b query", "b passage"]
+    assert [texts_of(p.inputs[0]) for p in build_built_in_payloads("queries", "m", 1, file)] == [
+        ["a query"],
+        ["b query"],
+    ]
+    assert sorted(texts_of(p.inputs[0])[0] for p in build_built_in_payloads("mixed", "m", 1, file)) == [
         "a passage",
         "a query",
         "b passage",
@@ -62,9 +65,9 @@ def test_msmarco_takes_the_place_of_the_packaged_texts(tmp_path: Path) -> None:
     ]
 
 
-def test_unknown_data_is_refused_with_what_there_is() -> None:
-    with pytest.raises(InvalidRequest, match="'novels'; there are mixed, queries"):
-        build("novels", "m")
+def test_unknown_data_is_refused_with_the_available_names() -> None:
+    with pytest.raises(InvalidRequest, match="'novels'; choose one of mixed, queries"):
+        build_built_in_payloads("novels", "m")
 
 
 def test_a_described_model_gets_random_tensors_of_its_shapes() -> None:
@@ -80,7 +83,7 @@ def test_a_described_model_gets_random_tensors_of_its_shapes() -> None:
         random_payload("m", inputs, 4, {})
 
 
-def test_data_is_chosen_by_what_a_model_takes() -> None:
+def test_data_follows_from_the_models_inputs() -> None:
     assert suitable_data([{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}]) == "mixed"
     assert suitable_data([{"name": "image", "datatype": "BYTES", "shape": [-1, 1]}]) == "photos"
     assert suitable_data([{"name": "x", "datatype": "FP32", "shape": [1]}]) == "tensor"
@@ -96,16 +99,16 @@ def test_data_is_chosen_by_what_a_model_takes() -> None:
         ("5:9:+2,1", [5, 7, 9, 1]),
     ],
 )
-def test_steps(text: str, steps: list[int]) -> None:
+def test_steps_are_parsed(text: str, steps: list[int]) -> None:
     assert parse_counts(text, "concurrency") == steps
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "1:2", "1:8:*1", "9:1:1", "1:1e8:1", "nan", "inf"])
-def test_bad_steps_are_refused(text: str) -> None:
+def test_invalid_steps_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--rate"):
         parse_steps(text, "rate")
 
 
-def test_callers_are_whole() -> None:
+def test_concurrency_must_be_a_whole_number() -> None:
     with pytest.raises(InvalidRequest, match="whole"):
         parse_counts("1.5", "concurrency")

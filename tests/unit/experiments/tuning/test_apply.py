@@ -1,4 +1,4 @@
-"""The winner written where it counts, or not at all."""
+"""Writing the winner of tuning into the model's settings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.core.errors import ConfigError
-from penstock.experiments.tuning.apply import apply_winner, places
+from penstock.experiments.tuning.apply import apply_winner, changes_by_file
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.space import Configuration, Variant
 from penstock.experiments.variants import Variants
 from penstock.models.folder import read_model_folder
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from tests.servers import write_model
 
 SETTINGS = "batching: {max_rows: 16} # few\ninstances: {count: 1}\n"
@@ -21,7 +21,7 @@ SETTINGS = "batching: {max_rows: 16} # few\ninstances: {count: 1}\n"
 
 @pytest.fixture
 def model(tmp_path: Path) -> TuneModel:
-    """A matrix to multiply with, which is something to quantize."""
+    """Return a model with one matrix product, which can be quantized."""
     rng = np.random.default_rng(1)
     weights = numpy_helper.from_array(rng.standard_normal((32, 16)).astype(np.float32), "weights")
     graph = helper.make_graph(
@@ -51,7 +51,7 @@ def settings_of(model: TuneModel, version: str) -> ModelSettings:
     return read_model_folder(model.folder.path).settings_of(version)
 
 
-def test_it_is_written_into_model_yaml_and_what_was_there_is_kept(model: TuneModel, tmp_path: Path) -> None:
+def test_the_winner_is_written_into_model_yaml_and_other_keys_are_kept(model: TuneModel, tmp_path: Path) -> None:
     file = model.folder.path / "model.yaml"
     before = file.read_text()
     winner = replace(model.shipped(), instances=2, threads=1, max_tokens=8)
@@ -63,7 +63,7 @@ def test_it_is_written_into_model_yaml_and_what_was_there_is_kept(model: TuneMod
     assert not applied.new_folder
 
 
-def test_a_key_that_the_version_has_for_itself_is_written_there(model: TuneModel, tmp_path: Path) -> None:
+def test_a_key_that_the_version_sets_is_written_to_the_versions_file(model: TuneModel, tmp_path: Path) -> None:
     add_version(model, "2", "batching:\n  max_rows: 4 # as this one likes it\n")
     newest = tuned(model.folder.path)
     winner = replace(newest.shipped(), max_rows=8, max_delay_ms=1.0)
@@ -74,7 +74,7 @@ def test_a_key_that_the_version_has_for_itself_is_written_there(model: TuneModel
     assert settings_of(model, "1").batching.max_delay_ms == 1.0
 
 
-def test_other_versions_that_are_served_stay_as_they_are(model: TuneModel, tmp_path: Path) -> None:
+def test_other_served_versions_stay_unchanged(model: TuneModel, tmp_path: Path) -> None:
     file = model.folder.path / "model.yaml"
     file.write_text(file.read_text() + "versions: all\n")
     add_version(model, "2", "")
@@ -85,19 +85,19 @@ def test_other_versions_that_are_served_stay_as_they_are(model: TuneModel, tmp_p
     assert settings_of(model, "1").batching.max_delay_ms == 0.0
 
 
-def test_a_converted_winner_becomes_a_version_of_its_own(model: TuneModel, tmp_path: Path) -> None:
+def test_a_converted_winner_becomes_a_new_version(model: TuneModel, tmp_path: Path) -> None:
     winner = model.shipped().with_variant(Variant("onnx", "int8"), max_delay_ms=1.0)
     applied = apply_winner(model, winner, tmp_path / "before")
     assert (applied.version, applied.new_folder) == ("2", str(model.folder.path / "2"))
     newest = tuned(model.folder.path)
     assert newest.version == "2"
     assert newest.shipped() == winner
-    assert newest.folder.settings.versions == (2,)  # model.yaml says what was chosen
-    assert newest.space({"x"}, 32)[0].variants == (winner.variant,)  # it is not converted once more
+    assert newest.folder.settings.versions == (2,)  # model.yaml has the choice
+    assert newest.space({"x"}, 32)[0].variants == (winner.variant,)  # it is not converted again
     assert settings_of(model, "1").engine == "onnx"
 
 
-def test_the_original_keeps_its_engine(model: TuneModel, tmp_path: Path) -> None:
+def test_the_original_version_keeps_its_engine(model: TuneModel, tmp_path: Path) -> None:
     file = model.folder.path / "model.yaml"
     file.write_text(file.read_text() + "engine: openvino\n")
     other = tuned(model.folder.path)
@@ -109,7 +109,7 @@ def test_the_original_keeps_its_engine(model: TuneModel, tmp_path: Path) -> None
     assert settings_of(model, "2").engine == "onnx"
 
 
-def test_versions_that_are_listed_get_the_new_one(model: TuneModel, tmp_path: Path) -> None:
+def test_listed_versions_are_extended_by_the_new_one(model: TuneModel, tmp_path: Path) -> None:
     file = model.folder.path / "model.yaml"
     file.write_text(file.read_text() + "versions: [1]\n")
     pinned = tuned(model.folder.path)
@@ -120,7 +120,7 @@ def test_versions_that_are_listed_get_the_new_one(model: TuneModel, tmp_path: Pa
     assert folder.settings_of("1").batching.max_delay_ms == 0.0
 
 
-def test_what_fails_leaves_everything_as_it_was(model: TuneModel, tmp_path: Path) -> None:
+def test_a_failure_leaves_everything_unchanged(model: TuneModel, tmp_path: Path) -> None:
     file = model.folder.path / "model.yaml"
     before = file.read_bytes()
     wrong = model.shipped().with_variant(Variant("onnx", "int8"), max_rows=0)
@@ -130,7 +130,7 @@ def test_what_fails_leaves_everything_as_it_was(model: TuneModel, tmp_path: Path
     assert sorted(child.name for child in model.folder.path.iterdir()) == ["1", "model.yaml"]
 
 
-def test_what_fails_in_the_second_file_takes_the_first_back(model: TuneModel, tmp_path: Path) -> None:
+def test_a_failure_in_the_second_file_restores_the_first(model: TuneModel, tmp_path: Path) -> None:
     add_version(model, "2", "batching: {max_rows: 4}\n")
     newest = tuned(model.folder.path)
     files = [model.folder.path / "model.yaml", model.folder.path / "2" / "version.yaml"]
@@ -140,20 +140,20 @@ def test_what_fails_in_the_second_file_takes_the_first_back(model: TuneModel, tm
     assert [file.read_bytes() for file in files] == before
 
 
-def test_nothing_to_change_is_no_place(model: TuneModel) -> None:
-    assert places(model.folder, "1", {}) == {}
+def test_an_unchanged_configuration_writes_nothing(model: TuneModel) -> None:
+    assert changes_by_file(model.folder, "1", {}) == {}
 
 
-def test_the_space_is_what_this_machine_can_run(model: TuneModel) -> None:
-    space, refused = model.space({"x"}, under_way=8)
+def test_the_search_space_is_what_this_machine_can_run(model: TuneModel) -> None:
+    space, refused = model.space({"x"}, in_flight=8)
     assert space.shipped == Configuration("onnx", "fp32", "cpu", 1, 1, None, 16, 0.0)
     assert {Variant("onnx", "fp32"), Variant("onnx", "int8"), Variant("openvino", "fp32")} <= set(space.variants)
     assert "CUDA" in refused[Variant("onnx", "fp32", "cuda")]
-    assert space.max_rows == ()  # a request may have 16, and with 8 under way no batch has more
+    assert space.max_rows == ()  # a request may have 16 rows, and with 8 in flight no batch has more
     assert space.max_tokens == (8, 1)
 
 
-def test_a_candidate_is_served_from_a_repository_of_its_own(model: TuneModel, tmp_path: Path) -> None:
+def test_a_candidate_is_served_from_its_own_repository(model: TuneModel, tmp_path: Path) -> None:
     shipped = model.shipped()
     file = model.folder.path / "model.yaml"
     file.write_text(file.read_text() + "cache: {enabled: true}\n")

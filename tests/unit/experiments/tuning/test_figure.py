@@ -1,4 +1,4 @@
-"""The figure of tuning from rounds that are known."""
+"""The figure of tuning, computed from known rounds."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def rounds(*rates: dict[Configuration, float]) -> Trials:
     return trials
 
 
-def test_it_is_the_most_common_winner_over_the_shipped_one_in_the_same_rounds() -> None:
+def test_the_figure_compares_the_most_common_winner_with_the_shipped_one_in_the_same_rounds() -> None:
     trials = rounds(*({SHIPPED: 100 * slow, INT8: 150 * slow, ORT8: 140 * slow} for slow in (1.0, 0.5, 1.2, 0.9)))
     winners = [ORT8, INT8, INT8]
     assert most_common(winners) == INT8
@@ -32,13 +32,13 @@ def test_it_is_the_most_common_winner_over_the_shipped_one_in_the_same_rounds() 
     assert facts[f"tune_winner_over_{ORT8}"] == pytest.approx(150 / 140)
 
 
-def test_winners_within_noise_are_not_apart() -> None:
+def test_winners_within_noise_are_equal() -> None:
     trials = rounds(*({SHIPPED: 100.0, INT8: 150.0 + shift, ORT8: 150.0 - shift} for shift in (4, -3, 2, -5, 1)))
     facts = _facts(trials, [INT8, ORT8, INT8])
     assert facts["tune_winners_apart"] == 0
 
 
-def test_the_shipped_one_is_as_good_as_itself() -> None:
+def test_the_shipped_configuration_equals_itself() -> None:
     figure = _figure(Trials(SHIPPED), [SHIPPED, SHIPPED, SHIPPED])
     assert figure.value == 1.0
     assert figure.is_met

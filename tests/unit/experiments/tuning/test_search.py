@@ -8,7 +8,7 @@ from math import exp
 
 import pytest
 
-from penstock.experiments.tuning.search import FINALS, VARIANTS, Decision, Pace, Round, Told, TuneSearch
+from penstock.experiments.tuning.search import FINALS, VARIANTS, Decision, Pace, Round, RoundResult, TuneSearch
 from penstock.experiments.tuning.space import (
     Configuration,
     Space,
@@ -42,7 +42,7 @@ def speed(candidate: Configuration) -> float:
 
 @dataclass
 class Machine:
-    """Windows take time, vary by themselves, drift together, and now and then somebody else takes half the cores."""
+    """A simulated machine whose windows take time, vary and drift, and sometimes lose half the cores."""
 
     seed: int
     speed: Speed = speed
@@ -56,22 +56,22 @@ class Machine:
         self.drift = 0.0
         self.running: set[Configuration] = set()
 
-    def window(self, candidate: Configuration) -> Measure:
+    def measure_window(self, candidate: Configuration) -> Measure:
         self.drift = 0.9 * self.drift + self.rng.gauss(0, 0.04 if self.noise else 0.0)
         disturbed = 0.75 if self.noise and self.rng.random() < 0.04 else 1.0
         rate = self.speed(candidate) * exp(self.drift + self.rng.gauss(0, self.noise)) * disturbed
         self.spent_s += PACE.window_s
         return Measure(rate, self.callers / rate * 1500 * exp(self.rng.gauss(0, 0.1)))
 
-    def answer(self, asked: Round, pace: Pace) -> Told:
+    def answer(self, asked: Round, pace: Pace) -> RoundResult:
         self.rounds.append(asked)
         measures = {}
         for each in asked.contenders:
             if each not in self.running:
                 self.running.add(each)
                 self.spent_s += pace.start_s
-            measures[each] = self.window(each)
-        return Told(measures, pace.budget_s - self.spent_s)
+            measures[each] = self.measure_window(each)
+        return RoundResult(measures, pace.budget_s - self.spent_s)
 
 
 def tune(
@@ -87,26 +87,26 @@ def tune(
             return stopped.value, search
 
 
-def test_it_finds_the_fastest_or_its_equal_on_nearly_every_day() -> None:
+def test_the_search_nearly_always_finds_the_fastest_or_its_equal() -> None:
     best = max(SPEEDS.values()) * 1.06
     shares = [speed(tune(Machine(seed))[0].winner) / best for seed in range(60)]
     assert sum(share > 0.9 for share in shares) >= 58, sorted(shares)[:5]
     assert min(shares) > 0.8
 
 
-def test_repeated_runs_give_the_same_answer_or_an_equal() -> None:
+def test_repeated_runs_give_the_same_answer_or_an_equal_one() -> None:
     winners = Counter(tune(Machine(seed))[0].winner for seed in range(60))
     (first, most), *_ = winners.most_common()
     assert first == SHIPPED.with_variant(INT8)
     assert most >= 40, winners
 
 
-def test_on_a_quiet_machine_small_gains_are_found_as_well() -> None:
+def test_small_gains_are_found_on_a_quiet_machine() -> None:
     winner = tune(Machine(0, noise=0.0))[0].winner
     assert speed(winner) == max(SPEEDS.values()) * 1.06
 
 
-def test_what_is_shipped_stays_where_nothing_is_better() -> None:
+def test_the_shipped_configuration_stays_if_nothing_is_better() -> None:
     def flat(candidate: Configuration) -> float:
         return 200.0 if candidate == SHIPPED else 195.0
 
@@ -140,13 +140,13 @@ def test_among_equals_fewer_changes_are_preferred_and_then_more_accuracy(monkeyp
     assert winners((ORT8, half))[ORT8] >= 37
 
 
-def test_the_bound_on_p99_counts_before_throughput() -> None:
+def test_the_bound_on_p99_takes_precedence_over_throughput() -> None:
     def slow_tail(candidate: Configuration) -> float:
         return speed(candidate) * (1.5 if candidate.max_tokens == 512 else 1.0)
 
     class Tailed(Machine):
-        def window(self, candidate: Configuration) -> Measure:
-            found = super().window(candidate)
+        def measure_window(self, candidate: Configuration) -> Measure:
+            found = super().measure_window(candidate)
             return replace(found, p99_ms=900.0 if candidate.max_tokens == 512 else found.p99_ms)
 
     for seed in range(20):
@@ -156,10 +156,10 @@ def test_the_bound_on_p99_counts_before_throughput() -> None:
         assert decision.winner.variant in (INT8, ORT8)
 
 
-def test_what_is_shipped_gives_way_to_its_equal_where_it_alone_is_over_the_bound() -> None:
+def test_the_shipped_configuration_is_replaced_by_its_equal_if_only_it_exceeds_the_bound() -> None:
     class Late(Machine):
-        def window(self, candidate: Configuration) -> Measure:
-            return replace(super().window(candidate), p99_ms=900.0 if candidate == SHIPPED else 100.0)
+        def measure_window(self, candidate: Configuration) -> Measure:
+            return replace(super().measure_window(candidate), p99_ms=900.0 if candidate == SHIPPED else 100.0)
 
     for seed in range(20):
         decision, _ = tune(Late(seed, speed=lambda candidate: 200.0), 300)
@@ -167,14 +167,14 @@ def test_what_is_shipped_gives_way_to_its_equal_where_it_alone_is_over_the_bound
         assert decision.winner != SHIPPED
 
 
-def test_a_bound_that_nothing_meets_gets_the_nearest_and_is_said_to_be_missed() -> None:
+def test_if_nothing_meets_the_bound_the_nearest_is_chosen_and_marked() -> None:
     decisions = [tune(Machine(seed), 20)[0] for seed in range(40)]
     assert not any(decision.is_met for decision in decisions)
     assert sum(decision.winner.variant in (INT8, ORT8) for decision in decisions) >= 36
 
 
 @pytest.mark.parametrize("minutes", [1, 2, 6, 20])
-def test_it_keeps_to_its_time_and_says_what_it_had_none_for(minutes: int) -> None:
+def test_the_search_keeps_its_time_limit_and_reports_what_was_not_measured(minutes: int) -> None:
     pace = replace(PACE, budget_s=minutes * 60)
     machine = Machine(5)
     decision, search = tune(machine, pace=pace)
@@ -185,7 +185,7 @@ def test_it_keeps_to_its_time_and_says_what_it_had_none_for(minutes: int) -> Non
         assert decision.winner.variant in (INT8, ORT8)
 
 
-def test_contenders_take_turns_beside_the_shipped_one_and_never_exceed_the_servers() -> None:
+def test_contenders_alternate_with_the_shipped_one_within_the_server_limit() -> None:
     machine = Machine(2)
     tune(machine, pace=replace(PACE, most_servers=4))
     assert all(SHIPPED in asked.contenders for asked in machine.rounds)
@@ -197,9 +197,9 @@ def test_contenders_take_turns_beside_the_shipped_one_and_never_exceed_the_serve
     assert finals[1] == finals[0][::-1]
 
 
-def test_a_candidate_that_fails_is_left_out() -> None:
+def test_a_failing_candidate_is_left_out() -> None:
     class Broken(Machine):
-        def answer(self, asked: Round, pace: Pace) -> Told:
+        def answer(self, asked: Round, pace: Pace) -> RoundResult:
             told = super().answer(asked, pace)
             failed = {each: "does not load" for each in asked.contenders if each.variant == INT8}
             kept = {each: found for each, found in told.measures.items() if each not in failed}
@@ -217,7 +217,7 @@ def test_with_a_single_variant_the_rest_is_tuned() -> None:
     assert (decision.winner.instances, decision.winner.threads) == (2, 1)
 
 
-def test_with_nothing_to_choose_from_the_shipped_one_stays() -> None:
+def test_without_alternatives_the_shipped_configuration_stays() -> None:
     decision, search = tune_nothing()
     assert decision.winner == SHIPPED
     assert not search.trials.rounds
@@ -231,14 +231,14 @@ def tune_nothing() -> tuple[Decision, TuneSearch]:
 
 
 def finals(*rates: float) -> Trials:
-    """The other candidate's, where the shipped one gave 100."""
+    """Return finals in which the shipped configuration reached 100 and the other candidate these rates."""
     found = Trials(SHIPPED)
     for rate in rates:
         found.add(FINALS, {SHIPPED: Measure(100, 10), OTHER: Measure(rate, 10)})
     return found
 
 
-def test_a_lead_counts_beyond_three_standard_errors_and_never_below_the_least() -> None:
+def test_a_lead_counts_beyond_three_standard_errors_and_the_minimum() -> None:
     noisy = finals(90, 130, 85, 125).compare(OTHER, SHIPPED, FINALS)
     assert not noisy.is_better
     longer = finals(*[90, 130, 85, 125] * 9).compare(OTHER, SHIPPED, FINALS)
@@ -249,12 +249,12 @@ def test_a_lead_counts_beyond_three_standard_errors_and_never_below_the_least() 
     assert finals(104, 104, 104, 104).compare(OTHER, SHIPPED, FINALS).is_better
 
 
-def test_a_spoiled_window_changes_no_verdict() -> None:
+def test_an_outlier_window_changes_no_verdict() -> None:
     assert finals(118, 122, 120, 121, 119, 20).compare(OTHER, SHIPPED, FINALS).is_better
     assert not finals(99, 101, 100, 101, 99, 500).compare(OTHER, SHIPPED, FINALS).is_better
 
 
-def test_changes_are_the_keys_that_differ_and_those_that_belong_with_them() -> None:
+def test_changes_contain_the_differing_keys_and_their_companions() -> None:
     assert SHIPPED.changes(SHIPPED) == {}
     assert Configuration("openvino", "fp32", "cpu", 1, 1, None, 32, 1.0).changes(SHIPPED) == {
         "engine": "openvino",
@@ -276,7 +276,7 @@ def test_layouts_use_the_cores_in_every_combination() -> None:
     assert all(count * threads <= 6 for count, threads in layouts(6))
 
 
-def test_a_request_never_has_to_be_smaller_than_before() -> None:
+def test_the_limit_on_request_size_is_never_lowered() -> None:
     assert row_counts(8, may_lower=False, concurrency=32) == (16,)
     assert row_counts(8, may_lower=True, concurrency=8) == (4,)
     assert row_counts(32, may_lower=False, concurrency=32) == ()
@@ -287,11 +287,11 @@ def test_a_request_never_has_to_be_smaller_than_before() -> None:
 CUDA = Variant("onnx", "fp16", "cuda")
 
 
-def test_on_a_gpu_it_begins_with_large_batches_and_tries_others_there() -> None:
-    space = replace(SPACE, variants=(BF16, CUDA), elsewhere=elsewhere(SHIPPED, 16, has_lengths=True, under_way=4096))
+def test_the_search_on_a_gpu_starts_with_large_batches() -> None:
+    space = replace(SPACE, variants=(BF16, CUDA), elsewhere=elsewhere(SHIPPED, 16, has_lengths=True, in_flight=4096))
     assert space.start(BF16) == SHIPPED
     there = space.start(CUDA)
-    assert there == Configuration("onnx", "fp16", "cuda", 2, 1, 65_536, 1024, 0.0, (0.1, 2048))
+    assert there == Configuration("onnx", "fp16", "cuda", 2, 1, 65_536, 1024, 0.0)
     axes = space.axes(there)
     assert [(each.instances, each.threads) for each in axes["instances and threads"]] == [(4, 1), (1, 1), (8, 1)]
     assert [each.max_tokens for each in axes["batch budget"]] == [131_072, 32_768, 262_144]
@@ -300,36 +300,34 @@ def test_on_a_gpu_it_begins_with_large_batches_and_tries_others_there() -> None:
     changes = there.changes(SHIPPED)
     assert changes["instances.device"] == "cuda"
     assert changes["batching.max_rows"] == 1024
-    assert changes["batching.free_padding"] == 2048
-    assert not {"batching.free_padding", "batching.max_padding"} & OTHER.changes(SHIPPED).keys()
 
 
-def test_what_is_kept_stays_on_another_device_as_well() -> None:
-    there = elsewhere(SHIPPED, 16, has_lengths=True, under_way=64)
-    assert there.max_rows == (256,)  # so many are never under way
-    kept = there.keeping("max_tokens", "max_rows", "padding", max_tokens=(), max_rows=())
+def test_kept_settings_also_apply_on_another_device() -> None:
+    there = elsewhere(SHIPPED, 16, has_lengths=True, in_flight=64)
+    assert there.max_rows == (256,)  # this many are never in flight
+    kept = there.keeping("max_tokens", "max_rows", max_tokens=(), max_rows=())
     space = replace(SPACE, variants=(BF16, CUDA), elsewhere=kept)
     assert (space.start(CUDA).max_tokens, space.start(CUDA).max_rows) == (SHIPPED.max_tokens, SHIPPED.max_rows)
     assert space.axes(space.start(CUDA))["batch budget"] == []
 
 
-def test_from_a_gpu_back_to_the_processor_the_cores_are_shared_out() -> None:
+def test_from_gpu_to_processor_the_cores_are_divided_again() -> None:
     shipped = replace(SHIPPED, device="cuda:1", max_tokens=65_536, max_rows=1024, instances=2)
-    there = elsewhere(shipped, 4, has_lengths=True, under_way=32)
-    texts = {"max_tokens": 256, "max_rows": 32, "padding": (0.05, 8)}
+    there = elsewhere(shipped, 4, has_lengths=True, in_flight=32)
+    texts = {"max_tokens": 256, "max_rows": 32}
     assert there.start == {"instances": 4, "threads": 1, **texts}
-    of_images = elsewhere(SHIPPED, 4, has_lengths=False, under_way=32)
+    of_images = elsewhere(SHIPPED, 4, has_lengths=False, in_flight=32)
     assert (of_images.start, of_images.max_rows) == ({"instances": 2, "threads": 1, "max_tokens": 16}, ())
 
 
-def test_the_gpu_wins_where_it_is_faster() -> None:
+def test_the_gpu_wins_if_it_is_faster() -> None:
     def faster(candidate: Configuration) -> float:
         return 900.0 if candidate.device == "cuda" else speed(candidate)
 
-    space = replace(SPACE, variants=(*SPEEDS, CUDA), elsewhere=elsewhere(SHIPPED, 2, has_lengths=True, under_way=32))
+    space = replace(SPACE, variants=(*SPEEDS, CUDA), elsewhere=elsewhere(SHIPPED, 2, has_lengths=True, in_flight=32))
     machine = Machine(0, speed=faster)
     winner = tune(machine, space=space)[0].winner
     assert winner.variant == CUDA
     assert winner.max_rows == 1024
     finalists = set(machine.rounds[-1].contenders) - {SHIPPED}
-    assert {each.variant for each in finalists} == {CUDA}, "what is far behind has no place in the finals"
+    assert {each.variant for each in finalists} == {CUDA}, "a configuration that is far behind is no finalist"

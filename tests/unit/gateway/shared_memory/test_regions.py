@@ -1,4 +1,4 @@
-"""Shared memory: what may be registered, what a region's bytes are, and what clients may do to it meanwhile."""
+"""Shared memory: registering regions, reading and writing them, and objects that clients change meanwhile."""
 
 import gc
 import json
@@ -14,8 +14,8 @@ import pytest
 from penstock.core.errors import Forbidden, InvalidRequest, InvalidTensor, Refused, RequestTooLarge
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.tensors import Tensor, from_array
-from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
-from penstock.gateway.http.oip.codec import decode_infer, encode_infer
+from penstock.gateway.oip.grpc_codec import decode_request, encode_response, find_targets
+from penstock.gateway.oip.rest_codec import decode_infer, encode_infer
 from penstock.gateway.shared_memory.region import OBJECTS as FOLDER
 from penstock.gateway.shared_memory.region import RegionPlace
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -29,7 +29,7 @@ FLOATS = np.array([[1.5, -2.0]], np.float32)
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes objects as clients do; gives their keys."""
+    """Return a function that creates objects as clients do, and returns their keys."""
     made: list[Path] = []
 
     def make_object(data: bytes = bytes(64), key: str = "") -> str:
@@ -63,7 +63,7 @@ def open_files() -> int:
 # --- registering
 
 
-def test_regions_are_told_as_registered(memory, make):
+def test_status_lists_registered_regions(memory, make):
     one, two = make(), make()
     memory.register("one", one, 0, 64)
     memory.register("zażółć / two", two.removeprefix("/"), 16, 8)
@@ -76,7 +76,7 @@ def test_regions_are_told_as_registered(memory, make):
         memory.status("three")
 
 
-def test_unregistering_one_and_all(memory, make):
+def test_unregister_removes_one_or_all_regions(memory, make):
     for name in ("a", "b", "c"):
         memory.register(name, make(), 0, 1)
     memory.unregister("b")
@@ -88,7 +88,7 @@ def test_unregistering_one_and_all(memory, make):
         read(memory, "a", 0, 1)
 
 
-def test_a_name_is_taken_once_unless_it_is_the_same_again(memory, make):
+def test_a_name_cannot_be_registered_for_another_place(memory, make):
     key = make()
     memory.register("r", key, 0, 8)
     memory.register("r", key, 0, 8)
@@ -110,14 +110,14 @@ def test_gateways_of_one_server_see_the_same_regions(memory, make, tmp_path):
         read(memory, "r", 1, 3)
 
 
-def test_regions_are_bounded(make, tmp_path):
+def test_the_number_of_regions_is_limited(make, tmp_path):
     memory = SharedMemory(tmp_path, max_regions=2)
     key = make()
     memory.register("a", key, 0, 1)
     memory.register("b", key, 0, 1)
     with pytest.raises(Refused, match="unregister some"):
         memory.register("c", key, 0, 1)
-    memory.register("b", key, 0, 1)  # is there already
+    memory.register("b", key, 0, 1)  # already registered
     memory.unregister("a")
     memory.register("c", key, 0, 1)
 
@@ -125,7 +125,7 @@ def test_regions_are_bounded(make, tmp_path):
 @pytest.mark.parametrize(
     ("offset", "byte_size"), [(0, 65), (64, 1), (1, 64), (0, 0), (-1, 4), (2**63, 1), (1, 2**63), (0, -1)]
 )
-def test_a_region_lies_within_its_object(memory, make, offset, byte_size):
+def test_a_region_must_lie_within_its_object(memory, make, offset, byte_size):
     with pytest.raises(InvalidRequest):
         memory.register("r", make(), offset, byte_size)
     assert memory.status() == []
@@ -152,7 +152,7 @@ def test_a_region_lies_within_its_object(memory, make, offset, byte_size):
         "/nobody-made-this",
     ],
 )
-def test_hostile_keys(memory, key):
+def test_hostile_keys_are_refused(memory, key):
     with pytest.raises(InvalidRequest):
         memory.register("r", key, 0, 1)
     assert memory.status() == []
@@ -176,7 +176,7 @@ def test_only_plain_objects_are_opened(memory, make, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257])
-def test_names_have_a_length(memory, make, name):
+def test_the_length_of_names_is_limited(memory, make, name):
     with pytest.raises(InvalidRequest, match="1 to 256 characters"):
         memory.register(name, make(), 0, 1)
 
@@ -184,7 +184,7 @@ def test_names_have_a_length(memory, make, name):
 # --- bytes
 
 
-def test_reads_and_writes_within_the_region(memory, make):
+def test_reads_and_writes_stay_within_the_region(memory, make):
     key = make(b"0123456789")
     memory.register("r", key, 2, 6)
     assert read(memory, "r", 0, 6) == b"234567"
@@ -199,7 +199,7 @@ def test_reads_and_writes_within_the_region(memory, make):
             memory.target("y", RegionPlace("r", offset, size))
 
 
-def test_a_request_s_bytes_are_limited(memory, make):
+def test_the_bytes_of_a_request_are_limited(memory, make):
     memory.register("r", make(bytes(2000)), 0, 2000)
     assert len(memory.read("x", RegionPlace("r", 0, 900), 100)) == 900
     for size, taken in ((1001, 0), (901, 100)):
@@ -207,7 +207,7 @@ def test_a_request_s_bytes_are_limited(memory, make):
             memory.read("x", RegionPlace("r", 0, size), taken)
 
 
-def test_an_object_that_was_cut_short_fails_the_request_alone(memory, make):
+def test_a_truncated_object_fails_only_its_request(memory, make):
     key = make(bytes(8192))
     memory.register("r", key, 0, 8192)
     target = memory.target("y", RegionPlace("r", 4096, 4096))
@@ -220,7 +220,7 @@ def test_an_object_that_was_cut_short_fails_the_request_alone(memory, make):
     assert read(memory, "r", 0, 96) == bytes(96)
 
 
-def test_another_object_under_the_key_is_not_the_region(memory, make):
+def test_another_object_with_the_same_key_is_refused(memory, make):
     key = make(b"first")
     memory.register("r", key, 0, 5)
     (OBJECTS / key.removeprefix("/")).unlink()
@@ -233,7 +233,7 @@ def test_another_object_under_the_key_is_not_the_region(memory, make):
     assert read(memory, "r", 0, 5) == b"again"
 
 
-def test_a_request_keeps_its_region_until_it_is_done(memory, make):
+def test_a_running_request_keeps_its_region(memory, make):
     key = make(bytes(4))
     memory.register("r", key, 0, 4)
     target = memory.target("y", RegionPlace("r", 0, 4))
@@ -245,7 +245,7 @@ def test_a_request_keeps_its_region_until_it_is_done(memory, make):
         assert client.read() == b"done"
 
 
-def test_a_name_that_means_another_region_meanwhile(memory, make):
+def test_a_name_registered_again_uses_the_new_region(memory, make):
     old, new = make(b"old"), make(b"new")
     memory.register("r", old, 0, 3)
     target = memory.target("y", RegionPlace("r", 0, 3))
@@ -307,12 +307,12 @@ def test_grpc_inputs_from_memory_alone(memory, make):
     message = pb.ModelInferRequest(model_name="m")
     shared(message.inputs.add(name="x", datatype="FP32", shape=[1, 2]), "r", 8)
     assert bytes(decode_request(message, "grpc", memory).inputs[0].data) == FLOATS.tobytes()
-    with pytest.raises(InvalidRequest, match="takes no tensors from shared memory"):
+    with pytest.raises(InvalidRequest, match="does not support shared memory"):
         decode_request(message, "grpc")
 
 
 @pytest.mark.parametrize("missing", ["shared_memory_byte_size", "shared_memory_region"])
-def test_grpc_parameters_that_say_too_little(memory, make, missing):
+def test_incomplete_grpc_parameters_are_refused(memory, make, missing):
     memory.register("r", make(), 0, 8)
     message = pb.ModelInferRequest(model_name="m")
     tensor = message.inputs.add(name="x", datatype="FP32", shape=[1, 2])
@@ -345,12 +345,12 @@ def test_grpc_outputs_into_memory(memory, make):
     assert not find_targets(message, memory)
 
 
-def test_an_output_that_is_too_large_says_what_it_needs(memory, make):
+def test_the_error_of_a_too_large_output_names_the_required_size(memory, make):
     memory.register("r", make(), 0, 64)
     message = pb.ModelInferRequest(model_name="m")
     shared(message.outputs.add(name="y"), "r", 7)
     sent = InferResponse("m", "1", "", [from_array("y", FLOATS)], Timing())
-    with pytest.raises(InvalidTensor, match=r"'y' has 8 bytes, but the request gives it 7 .*: give it 8"):
+    with pytest.raises(InvalidTensor, match=r"'y' has 8 bytes, but shared_memory_byte_size .* is 7: set it to 8"):
         encode_response(sent, message, find_targets(message, memory))
 
 
@@ -402,7 +402,7 @@ def test_rest_inputs_from_memory_beside_json_and_binary(memory, make):
         ({"parameters": place("r", 65)}, "which has 64"),
     ],
 )
-def test_rest_inputs_that_are_refused(memory, make, changed, message):
+def test_invalid_rest_inputs_are_refused(memory, make, changed, message):
     memory.register("r", make(), 0, 64)
     with pytest.raises(InvalidRequest, match=message):
         decode_infer(encoded(inputs=[tensor("x", **changed)]), NOTHING, memory)
@@ -428,16 +428,16 @@ def test_rest_outputs_into_memory(memory, make):
     assert body[header_length:] == FLOATS.tobytes()
 
 
-def test_rest_requests_where_no_memory_is_served():
+def test_rest_requests_are_refused_without_shared_memory():
     for message in (
         {"inputs": [tensor("x", parameters=place("r", 8))]},
         {"inputs": [], "outputs": [{"name": "y", "parameters": place("r", 8)}]},
     ):
-        with pytest.raises(InvalidRequest, match="takes no tensors from shared memory"):
+        with pytest.raises(InvalidRequest, match="does not support shared memory"):
             decode_infer(encoded(**message), NOTHING)
 
 
-def test_memory_that_nobody_opened_has_no_regions(tmp_path: Path) -> None:
+def test_shared_memory_that_is_not_allowed_is_forbidden(tmp_path: Path) -> None:
     memory = SharedMemory(tmp_path, is_allowed=False)
     place = RegionPlace("r", 0, 1)
     for ask in (
@@ -449,4 +449,4 @@ def test_memory_that_nobody_opened_has_no_regions(tmp_path: Path) -> None:
         with pytest.raises(Forbidden, match="--allow-shared-memory"):
             ask()
     assert memory.status() == []
-    memory.unregister()  # as clients do before they begin
+    memory.unregister()  # as clients do before they start

@@ -1,4 +1,4 @@
-"""Managers that share a metadata store: one leads, another takes over, and who no longer leads changes nothing."""
+"""Managers that share a metadata store: one leads, another takes over, and a former leader changes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.cluster.leaders import LEADER, MANAGERS, ManagerRecord
+from penstock.core.cluster.manager_records import LEADER, MANAGERS, ManagerRecord
 from penstock.core.errors import Conflict, NotLeader
 from penstock.manager.leading.election import SOLE_LEASE_S, Election
-from penstock.storage.metadata.base import Write
+from penstock.storage.metadata.metadata_store import Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 
 TTL_S = 1.0
@@ -23,14 +23,17 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteMetadataStore]:
 
 
 class Candidate(Election):
-    """With a clock that can be stopped, as if its process were."""
+    """A manager with a clock that can be stopped, as if its process were."""
 
     def __init__(self, store: SqliteMetadataStore, name: str, ttl_s: float = TTL_S) -> None:
         self.changes = 0
         self.ahead_s = 0.0
         loop = asyncio.get_running_loop()
         record = ManagerRecord(manager_id=name, address=f"{name}:1")
-        super().__init__(store, record, ttl_s, self._count, lambda: loop.time() + self.ahead_s)
+        super().__init__(store, record, ttl_s, lambda: loop.time() + self.ahead_s)
+
+    def begin(self) -> None:
+        self.start(self._count)
 
     def _count(self) -> None:
         self.changes += 1
@@ -42,11 +45,11 @@ async def until(is_so: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_one_leads_and_another_takes_over(store: SqliteMetadataStore) -> None:
+async def test_one_manager_leads_and_another_takes_over(store: SqliteMetadataStore) -> None:
     first, second = Candidate(store, "first"), Candidate(store, "second")
-    first.start()
+    first.begin()
     await until(lambda: first.epoch)
-    second.start()
+    second.begin()
     await until(lambda: second.leader and second.managers.keys() == {"first", "second"})
     assert second.epoch == 0
     with pytest.raises(NotLeader, match="manager 'first' leads") as refused:
@@ -69,15 +72,15 @@ async def test_one_leads_and_another_takes_over(store: SqliteMetadataStore) -> N
     assert (await store.list(MANAGERS)).records == ()
 
 
-async def test_who_was_stopped_leads_no_more_and_comes_back_as_a_follower(store: SqliteMetadataStore) -> None:
+async def test_a_stopped_leader_loses_its_term_and_returns_as_a_follower(store: SqliteMetadataStore) -> None:
     first, second = Candidate(store, "first"), Candidate(store, "second")
-    first.start()
+    first.begin()
     await until(lambda: first.epoch)
-    second.start()
+    second.begin()
     await until(lambda: second.leader)
     old_epoch = first.epoch
     first.ahead_s += TTL_S
-    assert first.epoch == 0, "at once, whatever its tasks do"
+    assert first.epoch == 0, "the term ends at once, whatever the tasks do"
     record = await store.get(LEADER)
     assert record is not None
     await store.revoke(first.leader.lease if first.leader else 0)
@@ -88,12 +91,12 @@ async def test_who_was_stopped_leads_no_more_and_comes_back_as_a_follower(store:
     await second.close()
 
 
-async def test_a_manager_with_a_store_of_its_own_leads_at_once_with_a_later_epoch_each_time(tmp_path: Path) -> None:
+async def test_a_sole_manager_leads_at_once_with_a_higher_term_each_time(tmp_path: Path) -> None:
     epochs = []
     for _ in range(3):
         store = await SqliteMetadataStore.open(tmp_path / "own.db")
         manager = Candidate(store, "manager", SOLE_LEASE_S)
-        manager.start()
+        manager.begin()
         await until(lambda one=manager: one.epoch)  # type: ignore[misc]
         epochs.append(manager.epoch)
         await store.close()  # as if it were killed
@@ -101,13 +104,13 @@ async def test_a_manager_with_a_store_of_its_own_leads_at_once_with_a_later_epoc
     assert epochs == sorted(set(epochs))
 
 
-async def test_two_of_one_name_lead_one_at_a_time_and_the_second_waits_for_the_name(store: SqliteMetadataStore) -> None:
+async def test_two_managers_with_one_name_lead_one_after_the_other(store: SqliteMetadataStore) -> None:
     first = Candidate(store, "same")
-    first.start()
+    first.begin()
     await until(lambda: first.epoch and first.managers)
     second = Candidate(store, "same")
     second._manager = ManagerRecord(manager_id="same", address="elsewhere:1")
-    second.start()
+    second.begin()
     await until(lambda: second.leader)
     assert second.not_leading().fields == {"leader": "same:1"}
     await first.close()

@@ -1,4 +1,4 @@
-"""Trials of `engine: auto`: what they choose, that they are made once, and what becomes of what goes wrong."""
+"""Trials of `engine: auto`: choices, kept results and failures."""
 
 import json
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError
-from penstock.models.engine_choice import trial
+from penstock.models.engine_choice import engine_trial
 from penstock.models.engine_choice.candidates import EngineCandidate, EngineChoice, TrialVerdict
 from penstock.models.engine_choice.chooser import FOLDER, EngineChooser
 from penstock.models.engine_choice.memory import ChoiceMemory
 from penstock.models.loading import LoadedModel, ModelFile, load_block, load_model
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 
 KEY = {"model": "abc"}
 PLATFORMS = {"onnx": "onnxruntime_onnx", "openvino": "openvino"}
@@ -27,7 +27,7 @@ ORT, OPENVINO = EngineCandidate("onnx", "auto"), EngineCandidate("openvino", "au
 
 
 def write_dense(folder: Path, settings: str = "engine: auto\n") -> Path:
-    """x [n, 16] → y [n, 16], by a matrix that BF16 rounds."""
+    """Write a model that multiplies rows of 16 values by a matrix that BF16 rounds."""
     weights = np.random.default_rng(1).standard_normal((16, 16)).astype(np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -66,19 +66,19 @@ def with_settings(model: ModelFile, **given: Any) -> ModelFile:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[EngineCandidate]]:
-    """What was tried."""
+    """Collect the candidates of each trial."""
     found: list[Sequence[EngineCandidate]] = []
-    run = trial.EngineTrial.run
+    run = engine_trial.EngineTrial.run
 
-    def counted(self: trial.EngineTrial, candidates: Sequence[EngineCandidate], began: Any) -> Any:
+    def counted(self: engine_trial.EngineTrial, candidates: Sequence[EngineCandidate], began: Any) -> Any:
         found.append(candidates)
         return run(self, candidates, began)
 
-    monkeypatch.setattr(trial.EngineTrial, "run", counted)
+    monkeypatch.setattr(engine_trial.EngineTrial, "run", counted)
     return found
 
 
-def test_a_trial_chooses_once_and_is_remembered(
+def test_a_trial_chooses_once_and_is_recorded(
     model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]]
 ) -> None:
     first = choose(tmp_path / "data", 30.0, model)
@@ -88,7 +88,7 @@ def test_a_trial_chooses_once_and_is_remembered(
     again = choose(tmp_path / "data", 30.0, model)
     assert again == (first.settings, f"{first.note} (remembered)")
     assert len(trials) == 1
-    choose(tmp_path / "data", 30.0, model, "def")  # of another file
+    choose(tmp_path / "data", 30.0, model, "def")  # another file needs a trial of its own
     assert len(trials) == 2
     (tmp_path / "data" / FOLDER).chmod(0o700)
     records = [json.loads(file.read_text()) for file in (tmp_path / "data" / FOLDER).iterdir()]
@@ -96,7 +96,7 @@ def test_a_trial_chooses_once_and_is_remembered(
     assert {"processor", "features", "cores", "instances", "onnxruntime", "openvino"} <= records[0]["key"].keys()
 
 
-def test_without_a_trial_the_features_decide(
+def test_without_a_trial_the_processor_features_decide(
     model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]]
 ) -> None:
     choice = choose(tmp_path / "data", 0.0, model)
@@ -105,15 +105,15 @@ def test_without_a_trial_the_features_decide(
     assert not (tmp_path / "data").exists()
 
 
-def test_what_is_not_accurate_enough_is_not_taken(model: ModelFile, tmp_path: Path) -> None:
+def test_an_inaccurate_engine_is_not_chosen(model: ModelFile, tmp_path: Path) -> None:
     choice = choose(tmp_path, 30.0, with_settings(model, min_accuracy=2.0))
     assert choice.settings.engine == "onnx"
-    assert "no other is accurate enough in a trial (openvino in" in choice.note
-    assert "2 is asked for" in choice.note
+    assert "no other engine is accurate enough in a trial (openvino in" in choice.note
+    assert "the minimum is 2" in choice.note
 
 
-def test_an_engine_that_cannot_load_it_leaves_the_other(tmp_path: Path) -> None:
-    """OpenVINO has no texts of this kind."""
+def test_an_engine_that_cannot_load_the_model_leaves_the_other(tmp_path: Path) -> None:
+    """OpenVINO cannot load this kind of text operator."""
     values = [helper.make_tensor_value_info(name, TensorProto.STRING, ["n"]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", values[:1], values[1:])
     onnx.save(
@@ -124,25 +124,25 @@ def test_an_engine_that_cannot_load_it_leaves_the_other(tmp_path: Path) -> None:
     assert choice.settings.engine == "onnx"
 
 
-def test_a_file_that_nobody_loads_fails_with_its_reason(model: ModelFile, tmp_path: Path) -> None:
+def test_a_file_that_no_engine_loads_fails_with_the_reason(model: ModelFile, tmp_path: Path) -> None:
     model.file.write_bytes(b"no network")
-    for _ in range(2):  # nothing is remembered of it
+    for _ in range(2):  # a failure is not kept
         with pytest.raises(ConfigError, match=r"model\.onnx"):
             choose(tmp_path / "data", 30.0, model)
 
 
-def test_slow_models_are_not_tried_at_length(model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a busy machine made slow is tried again, what is slow by itself is not."""
+def test_slow_models_have_short_trials(model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial is repeated if the machine was busy, but not if the model itself is slow."""
     reason = "loading takes too long for a trial within 1e-06 s"
     assert choose(tmp_path, 1e-6, model).note.endswith(reason)
     assert "times as fast as" in choose(tmp_path, 30.0, model).note
-    monkeypatch.setattr(trial, "SLOWER", 1e9)
+    monkeypatch.setattr(engine_trial, "SLOWER", 1e9)
     for remembered in ("", " (remembered)"):
         assert choose(tmp_path / "idle", 1e-6, model).note.endswith(f"{reason}{remembered}")
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": 1}', '{"chosen": ["tensorflow", "auto"]}', "\x00" * 9])
-def test_a_damaged_record_is_as_none(
+def test_a_damaged_record_is_ignored(
     model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]], damage: str
 ) -> None:
     choose(tmp_path, 30.0, model)
@@ -153,13 +153,13 @@ def test_a_damaged_record_is_as_none(
     assert json.loads(file.read_text())["key"]["model"] == "abc"
 
 
-def test_where_nothing_can_be_kept_the_reason_says_so(model: ModelFile, tmp_path: Path) -> None:
+def test_an_unwritable_record_is_mentioned_in_the_reason(model: ModelFile, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     choice = choose(tmp_path / "file", 30.0, model)
-    assert choice.note.endswith("; it cannot be remembered: Not a directory")
+    assert choice.note.endswith("; the result cannot be stored: Not a directory")
 
 
-def test_workers_that_start_at_once_try_once(
+def test_workers_that_start_together_make_one_trial(
     model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]]
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
@@ -169,24 +169,24 @@ def test_workers_that_start_at_once_try_once(
     assert sum(choice.note.endswith("(remembered)") for choice in found) == 3
 
 
-def test_who_waits_too_long_goes_by_the_features(
+def test_after_waiting_too_long_the_processor_features_decide(
     model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.models.engine_choice.chooser.WAITS", 0)
     waiting: list[str] = []
 
-    run = trial.EngineTrial.run
+    run = engine_trial.EngineTrial.run
 
-    def waited_for(self: trial.EngineTrial, candidates: Sequence[EngineCandidate], began: Any) -> Any:
+    def waited_for(self: engine_trial.EngineTrial, candidates: Sequence[EngineCandidate], began: Any) -> Any:
         waiting.append(choose(tmp_path, 0.1, model).note)
         return run(self, candidates, began)
 
-    monkeypatch.setattr(trial.EngineTrial, "run", waited_for)
+    monkeypatch.setattr(engine_trial.EngineTrial, "run", waited_for)
     choose(tmp_path, 30.0, model)
-    assert "another process tries the same" in waiting[0]
+    assert "another process has tried engines for this model" in waiting[0]
 
 
-def test_an_engine_that_ends_its_process_is_not_tried_for_ever(
+def test_an_engine_that_kills_its_process_is_not_tried_forever(
     model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]]
 ) -> None:
     choose(tmp_path, 30.0, model)
@@ -197,33 +197,33 @@ def test_an_engine_that_ends_its_process_is_not_tried_for_ever(
         choice = choose(tmp_path, 30.0, model)
         assert len(trials) == 2
     assert choice.settings.engine == "onnx"
-    assert choice.note == "engine auto is onnx: the other engine has ended workers that tried it"
+    assert choice.note == "engine auto is onnx: the other engine has crashed workers that tried it"
 
 
 def test_deaths_are_counted(tmp_path: Path) -> None:
     for deaths in range(4):
-        with ChoiceMemory(tmp_path).turn(KEY, 1.0) as kept:
+        with ChoiceMemory(tmp_path).hold_record(KEY, 1.0) as kept:
             assert kept.is_deadly(OPENVINO) == (deaths == 3)
             assert not kept.is_deadly(ORT)
             assert kept.verdict is None
             kept.began(ORT)
             kept.began(OPENVINO)
-    with ChoiceMemory(tmp_path).turn(KEY, 1.0) as kept:
+    with ChoiceMemory(tmp_path).hold_record(KEY, 1.0) as kept:
         kept.forget()
-    with ChoiceMemory(tmp_path).turn(KEY, 1.0) as kept:
+    with ChoiceMemory(tmp_path).hold_record(KEY, 1.0) as kept:
         assert not kept.is_deadly(OPENVINO)
 
 
-def test_old_records_go(tmp_path: Path) -> None:
+def test_old_records_are_removed(tmp_path: Path) -> None:
     for number in range(70):
-        with ChoiceMemory(tmp_path).turn({"model": str(number)}, 1.0) as kept:
+        with ChoiceMemory(tmp_path).hold_record({"model": str(number)}, 1.0) as kept:
             kept.keep(TrialVerdict(ORT, ""))
     assert len(list(tmp_path.iterdir())) == 64
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
-def test_a_block_has_what_was_chosen(tmp_path: Path, engine: str, is_loaded: bool) -> None:
+def test_a_block_uses_the_chosen_engine(tmp_path: Path, engine: str, is_loaded: bool) -> None:
     folder = write_dense(tmp_path / "dense")
     seen: list[tuple[ModelFile, str]] = []
 

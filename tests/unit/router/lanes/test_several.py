@@ -1,4 +1,4 @@
-"""A dispatcher with two lanes: each worker hears of its own jobs on its own lane."""
+"""A dispatcher with two lanes: each worker gets messages about its own jobs on its own lane."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from tests.unit.router.peers import block, request
 
 
 class FakeLane:
-    """Keeps what it is told to say."""
+    """A lane that records its messages."""
 
     def __init__(self, name: str) -> None:
         self.worker = Member(name.encode(), name, 1, self, blocks={"blk": block()})
@@ -58,7 +58,7 @@ class FakeLane:
 
 class Bench:
     def __init__(self) -> None:
-        self.dispatcher = Dispatcher(3, RouterMetrics(CollectorRegistry()))
+        self.dispatcher = Dispatcher(RouterMetrics(CollectorRegistry()))
         self.lanes = [FakeLane("a"), FakeLane("b")]
         for lane in self.lanes:
             self.dispatcher.add(lane)
@@ -77,7 +77,7 @@ def answer() -> InferResponse:
     return InferResponse("", "", "", [], Timing())
 
 
-async def test_jobs_go_to_workers_of_every_lane_and_their_answers_to_the_callers() -> None:
+async def test_jobs_are_sent_to_workers_of_every_lane_and_answers_returned() -> None:
     bench = Bench()
     asked = [await bench.ask(), await bench.ask()]
     for lane in bench.lanes:
@@ -87,7 +87,7 @@ async def test_jobs_go_to_workers_of_every_lane_and_their_answers_to_the_callers
     assert [(found.model, found.version, found.request_id) for found in responses] == [("m", "1", "r")] * 2
 
 
-async def test_a_worker_that_leaves_its_lane_leaves_its_job_to_another() -> None:
+async def test_the_job_of_a_worker_that_leaves_its_lane_is_sent_to_another() -> None:
     bench = Bench()
     first, second = bench.lanes
     bench.dispatcher.left(second.worker, "left")
@@ -102,7 +102,7 @@ async def test_a_worker_that_leaves_its_lane_leaves_its_job_to_another() -> None
     assert [member.worker_id for member in bench.dispatcher.workers()] == ["b"]
 
 
-async def test_a_cancel_and_a_wake_go_to_the_lane_of_their_worker() -> None:
+async def test_a_cancel_and_a_wake_are_sent_on_the_workers_lane() -> None:
     bench = Bench()
     first, second = bench.lanes
     second.worker.dormant = {"blk"}
@@ -115,7 +115,7 @@ async def test_a_cancel_and_a_wake_go_to_the_lane_of_their_worker() -> None:
     assert second.said == [("wake", b"b", "blk"), ("cancel", b"b", second.sent[0].job_id)]
 
 
-async def test_statistics_time_and_the_end_are_for_all_lanes() -> None:
+async def test_statistics_ticks_and_close_apply_to_all_lanes() -> None:
     bench = Bench()
     (total,) = await bench.dispatcher.statistics()
     assert total.inference_count == 4

@@ -1,17 +1,17 @@
-"""Places by key: what moves when a worker leaves or joins, and nothing else does."""
+"""Owners of keys: a joining or leaving worker moves only its own keys."""
 
 from collections import Counter
 from random import Random
 
 import pytest
 
-from penstock.core.cluster.places import PLACES, owner_of, place_of
+from penstock.core.cluster.rendezvous import PARTITIONS, owner_of, partition_of
 from penstock.core.errors import InvalidRequest, QueueFull
 from penstock.core.requests import Controls, SessionStep
 from penstock.core.settings import BlockSettings, Sessions
 from penstock.router.actions import Retry
 from penstock.router.jobs import JobTable
-from penstock.router.policies.hashing import KeyPlaces
+from penstock.router.policies.hashing import KeyOwners
 from penstock.router.slots import Offer, Slot
 from tests.unit.router.tables import BLOCK, A, B, C, job, join, rules, sent, table
 
@@ -22,19 +22,19 @@ def slot(name: str) -> Slot:
     return Slot(name.encode(), BLOCK, 4, name)
 
 
-def places(members: list[Slot]) -> KeyPlaces:
-    made = KeyPlaces()
+def places(members: list[Slot]) -> KeyOwners:
+    made = KeyOwners()
     for member in members:
         made.add(member)
     return made
 
 
-def owners(found: KeyPlaces) -> dict[str, str]:
+def owners(found: KeyOwners) -> dict[str, str]:
     named = {key: found.owner(key) for key in KEYS}
     return {key: owner.name for key, owner in named.items() if owner is not None}
 
 
-def test_nobody_owns_a_key_while_nobody_is_there() -> None:
+def test_without_workers_a_key_has_no_owner() -> None:
     found = places([slot("w-0")])
     found.remove(next(iter(found._seeds)))
     assert found.owner("x") is None
@@ -47,7 +47,7 @@ def test_every_key_has_an_owner_and_owners_share_the_keys() -> None:
     assert all(200 < count < 400 for count in shares.values())
 
 
-def test_a_loss_moves_the_lost_workers_keys_and_no_others() -> None:
+def test_a_lost_worker_moves_only_its_own_keys() -> None:
     members = [slot(f"w-{n}") for n in range(8)]
     found = places(members)
     before = owners(found)
@@ -55,10 +55,10 @@ def test_a_loss_moves_the_lost_workers_keys_and_no_others() -> None:
     after = owners(found)
     moved = {key for key in KEYS if before[key] != after[key]}
     assert moved == {key for key in KEYS if before[key] == "w-3"}
-    assert len({after[key] for key in moved}) == 7  # they are spread over all that are left
+    assert len({after[key] for key in moved}) == 7  # they are spread over all remaining workers
 
 
-def test_a_worker_that_joins_takes_its_own_keys_and_no_others() -> None:
+def test_a_joining_worker_takes_only_its_own_keys() -> None:
     found = places([slot(f"w-{n}") for n in range(7)])
     before = owners(found)
     found.add(slot("w-7"))
@@ -66,16 +66,16 @@ def test_a_worker_that_joins_takes_its_own_keys_and_no_others() -> None:
     moved = {key for key in KEYS if before[key] != after[key]}
     assert moved == {key for key in KEYS if after[key] == "w-7"}
     assert moved
-    assert len({before[key] for key in moved}) == 7  # everyone gave some
+    assert len({before[key] for key in moved}) == 7  # every worker gave some keys
 
 
-def test_a_worker_that_comes_back_gets_its_keys_back() -> None:
+def test_a_returning_worker_gets_its_keys_back() -> None:
     members = [slot(f"w-{n}") for n in range(5)]
     found = places(members)
     before = owners(found)
     found.remove(members[2])
     found.owner("x")
-    found.add(slot("w-2"))  # its next life
+    found.add(slot("w-2"))  # its next connection
     assert owners(found) == before
 
 
@@ -97,15 +97,15 @@ def test_a_long_history_gives_the_same_owners_as_a_fresh_start() -> None:
     assert owners(found) == owners(places(inside))
 
 
-def test_keys_fall_on_all_places() -> None:
-    hit = Counter(place_of(f"{n}") for n in range(100 * PLACES))
-    assert len(hit) == PLACES
+def test_keys_are_distributed_over_all_places() -> None:
+    hit = Counter(partition_of(f"{n}") for n in range(100 * PARTITIONS))
+    assert len(hit) == PARTITIONS
     assert 40 < min(hit.values()) <= max(hit.values()) < 180
 
 
-def test_every_gateway_finds_the_same_owner() -> None:
-    """These are part of the contract between gateways: they must agree, whatever their versions."""
-    assert [place_of(key) for key in ("", "a", "customer-42", "ключ")] == [692, 559, 3114, 2080]
+def test_every_gateway_computes_the_same_owner() -> None:
+    """Owners are part of the contract between gateways: they must agree, whatever their versions."""
+    assert [partition_of(key) for key in ("", "a", "customer-42", "ключ")] == [692, 559, 3114, 2080]
     found = places([slot(f"worker-{n}") for n in range(4)])
     assert [owner.name for key in "abcdefgh" if (owner := found.owner(key))] == [
         f"worker-{n}" for n in (3, 2, 0, 2, 1, 0, 3, 2)
@@ -123,31 +123,31 @@ def keyed(max_queue: int = 100, without_key: str = "any", key: str = "") -> JobT
 
 
 def key_of(jobs: JobTable, worker: bytes, skip: int = 0) -> str:
-    """Some key that the worker owns."""
+    """Return a key that the worker owns."""
     return [key for key in KEYS if jobs.owner(BLOCK, key) == worker][skip]
 
 
-def test_jobs_with_a_key_go_to_its_owner_even_when_it_has_no_credit_left() -> None:
+def test_jobs_with_a_key_wait_for_their_owner_even_without_credits() -> None:
     jobs = keyed()
     key = key_of(jobs, B)
     assert [sent(jobs.submit(job(n, key=key), 0.0)) for n in range(3)] == [[(B, 0)], [(B, 1)], []]
     assert jobs.lengths()[BLOCK][0] == 1
-    assert sent(jobs.submit(job(3, key=key_of(jobs, A)), 0.0)) == [(A, 3)]  # who waits for B keeps nobody from A
+    assert sent(jobs.submit(job(3, key=key_of(jobs, A)), 0.0)) == [(A, 3)]  # jobs that wait for B do not delay A
     assert sent(jobs.complete(A, 3, 1, 1.0)[1]) == []
     assert sent(jobs.complete(B, 1, 1, 1.0)[1]) == [(B, 2)]
 
 
-def test_who_waits_for_one_worker_counts_in_max_queue() -> None:
+def test_jobs_waiting_for_one_worker_count_in_max_queue() -> None:
     jobs = keyed(max_queue=2)
     key = key_of(jobs, B)
     for n in range(4):
         jobs.submit(job(n, key=key), 0.0)
     with pytest.raises(QueueFull):
         jobs.submit(job(4, key=key), 0.0)
-    assert sent(jobs.submit(job(5), 0.0))  # it has not to wait
+    assert sent(jobs.submit(job(5), 0.0))  # it does not have to wait
 
 
-def test_who_waits_for_a_worker_that_leaves_is_placed_anew() -> None:
+def test_jobs_waiting_for_a_leaving_worker_are_placed_again() -> None:
     jobs = keyed()
     first, second = key_of(jobs, B), key_of(jobs, B, 7)
     for n in range(6):
@@ -158,11 +158,11 @@ def test_who_waits_for_a_worker_that_leaves_is_placed_anew() -> None:
     where = {n: worker for worker, n in sent(actions)}
     for n, worker in where.items():
         assert worker == jobs.owner(BLOCK, first if n % 2 else second)
-    assert {0, 1} <= set(where)  # they had run, and go first
+    assert {0, 1} <= set(where)  # these had run, and are sent first
     assert len(where) + jobs.lengths()[BLOCK][0] == 6
 
 
-def test_who_waits_for_a_worker_that_drains_is_placed_anew() -> None:
+def test_jobs_waiting_for_a_draining_worker_are_placed_again() -> None:
     jobs = keyed()
     key = key_of(jobs, B)
     for n in range(3):
@@ -172,7 +172,7 @@ def test_who_waits_for_a_worker_that_drains_is_placed_anew() -> None:
     assert jobs.lengths()[BLOCK][1] == 3
 
 
-def test_jobs_with_a_key_wait_for_the_first_worker_and_those_of_the_next_go_there() -> None:
+def test_jobs_with_a_key_wait_for_the_first_worker_and_move_to_the_owner() -> None:
     jobs = table(rules("hash", 100))
     for n in range(40):
         jobs.submit(job(n, key=KEYS[n]), 0.0)
@@ -185,7 +185,7 @@ def test_jobs_with_a_key_wait_for_the_first_worker_and_those_of_the_next_go_ther
     assert jobs.lengths()[BLOCK][0] == 39 - len(owned)
 
 
-def test_the_last_workers_jobs_wait_for_the_next() -> None:
+def test_the_last_workers_jobs_wait_for_the_next_worker() -> None:
     jobs = table(rules("hash", 100))
     join(jobs, A, 1)
     for n in range(3):
@@ -195,12 +195,12 @@ def test_the_last_workers_jobs_wait_for_the_next() -> None:
     assert sent(join(jobs, B, 5, 2.0)) == [(B, 0), (B, 1), (B, 2)]
 
 
-def test_a_request_without_a_key_goes_anywhere() -> None:
+def test_a_request_without_a_key_is_sent_to_any_worker() -> None:
     jobs = keyed()
     assert len({worker for n in range(6) for worker, _ in sent(jobs.submit(job(n), 0.0))}) == 3
 
 
-def test_a_request_without_a_key_is_refused_where_the_model_says_so() -> None:
+def test_a_request_without_a_key_is_refused_if_the_model_requires_one() -> None:
     jobs = keyed(without_key="refuse", key="customer")
     with pytest.raises(InvalidRequest, match="'customer'"):
         jobs.submit(job(1), 0.0)
@@ -221,14 +221,14 @@ def test_a_session_stays_on_one_worker_under_every_policy(policy: str) -> None:
     assert sent(jobs.complete(home, 0, 1, 1.0)[1]) == [(home, 2)]
 
 
-def test_a_shard_key_means_nothing_to_other_policies() -> None:
+def test_a_shard_key_is_ignored_by_other_policies() -> None:
     jobs = table(rules("round_robin", 100))
     for worker in (A, B, C):
         join(jobs, worker, 2)
     assert len({worker for n in range(3) for worker, _ in sent(jobs.submit(job(n, key="x"), 0.0))}) == 3
 
 
-def test_a_session_stays_at_home_when_another_worker_wins_its_place() -> None:
+def test_a_session_stays_with_its_worker_when_another_gets_its_place() -> None:
     jobs = table(rules(max_queue=100))
     join(jobs, A, 2)
     both = places([slot("worker-a"), slot("worker-b")])
@@ -246,12 +246,12 @@ def test_a_session_stays_at_home_when_another_worker_wins_its_place() -> None:
     assert sent(jobs.submit(job(3, session=moved, home=home), 1.0)) == [(B, 3)]
 
 
-def test_a_session_is_where_its_hash_says_unless_the_model_keeps_state() -> None:
-    """So every gateway finds the same worker, and one that is back gets its sessions back."""
+def test_a_session_is_on_its_hashs_worker_unless_the_model_keeps_state() -> None:
+    """Every gateway finds the same worker, and a returning worker gets its sessions back."""
     stateful, plain = BlockSettings(sessions=Sessions(is_stateful=True)), BlockSettings()
     for settings, is_start, home in ((plain, False, b""), (stateful, False, A), (stateful, True, b"")):
         made = job(1)
-        made.heed(Controls(session=SessionStep("s-1", 3, is_start, home=A)), settings, 0.0)
+        made.apply_controls(Controls(session=SessionStep("s-1", 3, is_start, home=A)), settings, 0.0)
         assert (made.session, made.home, made.is_bound) == ("s-1", home, bool(home))
     jobs = table(rules(max_queue=100))
     for worker in (A, B, C):
@@ -264,7 +264,7 @@ def test_a_session_is_where_its_hash_says_unless_the_model_keeps_state() -> None
     assert jobs.owner(BLOCK, "s-1") == home_of
 
 
-def test_between_one_that_only_this_worker_may_take_and_one_that_any_may_the_older_goes_first() -> None:
+def test_the_older_of_a_bound_and_an_unbound_job_is_sent_first() -> None:
     jobs = table(rules("hash", 100))
     join(jobs, A, 1)
     jobs.submit(job(1, key="x"), 0.0)
@@ -279,7 +279,7 @@ def test_between_one_that_only_this_worker_may_take_and_one_that_any_may_the_old
     assert order == [2, 3, 4]
 
 
-def test_a_worker_keeps_its_keys_when_its_connection_is_another() -> None:
+def test_a_worker_keeps_its_keys_over_a_new_connection() -> None:
     jobs = keyed()
     key = key_of(jobs, B)
     jobs.leave(B, 1.0)
@@ -287,7 +287,7 @@ def test_a_worker_keeps_its_keys_when_its_connection_is_another() -> None:
     assert jobs.owner(BLOCK, key) == b"another socket"
 
 
-def test_by_names_alone_the_same_owner_is_found() -> None:
+def test_the_owner_depends_on_names_only() -> None:
     names = [f"w-{n}" for n in range(7)]
     found = owners(places([slot(name) for name in names]))
     assert found == {key: owner_of(names, key) for key in KEYS}

@@ -1,4 +1,4 @@
-"""The policies: whom they choose, how evenly, and that a thousand slots cost no more than ten."""
+"""The policies: the chosen worker, the evenness, and that a thousand slots cost no more than ten."""
 
 from collections import Counter
 from itertools import pairwise
@@ -23,13 +23,13 @@ def slots(count: int, credits: int = 1000) -> list[Slot]:
 
 
 def fill(chooser: SlotPolicy, jobs: int) -> Counter[bytes]:
-    """Gives so many jobs to whom the policy chooses; none ends."""
+    """Start `jobs` jobs on the slots that the policy chooses; none ends."""
     given: Counter[bytes] = Counter()
     for _ in range(jobs):
         slot = chooser.choose(0.0)
         assert slot is not None
         slot.in_flight += 1
-        chooser.changed(slot)
+        chooser.job_count_changed(slot)
         given[slot.worker] += 1
     return given
 
@@ -54,17 +54,17 @@ def test_a_policy_chooses_among_its_slots_and_no_others(name: str) -> None:
             inside.discard(slot)
             chooser.remove(slot)
         elif slot not in inside and rng.random() < 0.5:
-            slot.in_flight = rng.randrange(5)  # as it may while the policy does not know the slot
+            slot.in_flight = rng.randrange(5)  # possible while the policy does not know the slot
             inside.add(slot)
             chooser.add(slot)
         elif slot in inside:
             slot.in_flight = max(0, slot.in_flight + rng.choice((-1, 1)))
-            chooser.changed(slot)
+            chooser.job_count_changed(slot)
         chosen = chooser.choose(float(step))
         assert (chosen in inside) if inside else chosen is None
 
 
-def test_random_gives_everyone_the_same() -> None:
+def test_random_gives_every_slot_the_same_share() -> None:
     given = fill(listed(policy("random"), slots(10)), 10_000)
     assert len(given) == 10
     assert all(800 < count < 1200 for count in given.values())
@@ -72,26 +72,26 @@ def test_random_gives_everyone_the_same() -> None:
 
 def test_the_emptier_of_two_keeps_loads_close_together() -> None:
     given = fill(listed(policy("power_of_two"), slots(100)), 10_000)
-    assert max(given.values()) - min(given.values()) <= 12  # at random alone it would be about 50
+    assert max(given.values()) - min(given.values()) <= 12  # with a purely random choice about 50
 
 
-def test_the_emptier_of_two_is_that_with_the_smaller_share_of_its_credits() -> None:
+def test_the_emptier_of_two_has_the_smaller_share_of_its_credits_in_use() -> None:
     members = slots(10, credits=100)
     for slot in members[5:]:
         slot.credits = 400
     given = fill(listed(policy("power_of_two"), members), 1250)
     small = sum(given[slot.worker] for slot in members[:5])
-    assert small < 400  # a quarter of the pairs are two small ones; by counts alone it would be half
+    assert small < 400  # a quarter of the pairs are two small slots; by counts alone it would be half
 
 
-def test_of_two_the_quicker_slot_is_taken() -> None:
+def test_of_two_slots_the_faster_is_chosen() -> None:
     members = slots(10)
     for slot in members:
         slot.measure(0.01, 0.0)
     members[0].measure(0.1, 0.0)
     chooser = listed(policy("least_latency"), members)
     given = Counter(chosen.worker for _ in range(10_000) if (chosen := chooser.choose(0.0)) is not None)
-    assert given[b"0"] < 200  # only where both that are drawn are the slow one
+    assert given[b"0"] < 200  # only if both drawn slots are the slow one
     busy = members[1]
     busy.in_flight = 20
     assert sum(chooser.choose(0.0) is busy for _ in range(10_000)) < 200
@@ -105,7 +105,7 @@ def test_a_slow_slot_is_tried_again_after_a_while() -> None:
     assert sum(chooser.choose(100.0) is members[1] for _ in range(1000)) > 500
 
 
-def test_a_slot_of_which_nothing_is_known_gets_one_job_first() -> None:
+def test_an_unmeasured_slot_gets_one_job_first() -> None:
     members = slots(2)
     members[0].measure(0.01, 0.0)
     chooser = listed(policy("least_latency"), members)
@@ -115,19 +115,19 @@ def test_a_slot_of_which_nothing_is_known_gets_one_job_first() -> None:
     assert sum(chooser.choose(0.0) is newcomer for _ in range(1000)) < 300
 
 
-def test_a_latency_follows_peaks_at_once_and_forgets_them_slowly() -> None:
+def test_a_latency_rises_at_once_and_decays_slowly() -> None:
     (slot,) = slots(1)
     slot.measure(0.1, 0.0)
     slot.measure(0.5, 1.0)
     assert slot.latency_s == 0.5
-    slot.measure(0.1, 11.0)  # one memory later
+    slot.measure(0.1, 11.0)  # after one decay time
     assert slot.latency_s == pytest.approx(0.1 + 0.4 * exp(-1))
 
 
-def test_locality_takes_the_nearest_that_has_a_credit() -> None:
+def test_locality_chooses_the_nearest_slot_with_a_credit() -> None:
     members = slots(9)
     for n, slot in enumerate(members):
-        slot.distance = n % 4  # 3 is as far as 2
+        slot.distance = n % 4  # 3 is as distant as 2
     chooser = listed(policy("locality"), members)
     for distance in (0, 1):
         near = [slot for slot in members if slot.distance == distance]
@@ -137,17 +137,17 @@ def test_locality_takes_the_nearest_that_has_a_credit() -> None:
     assert {chooser.choose(0.0) for _ in range(200)} == {slot for slot in members if slot.distance >= 2}
 
 
-def test_round_robin_goes_round() -> None:
+def test_round_robin_takes_slots_in_turn() -> None:
     members = slots(4)
     chooser = listed(policy("round_robin"), members)
     assert [chooser.choose(0.0) for _ in range(8)] == members * 2
 
 
-def test_while_a_slot_waits_for_its_turn_no_other_gets_two() -> None:
-    """Also while slots come and go for want of credits."""
+def test_no_slot_gets_two_turns_while_another_waits() -> None:
+    """Even while slots are added and removed for lack of credits."""
     rng = Random(3)
     chooser, members = policy("round_robin"), slots(8)
-    since: dict[Slot, Counter[Slot]] = {}  # turns of others since a slot's own, or since it came
+    since: dict[Slot, Counter[Slot]] = {}  # turns of other slots since a slot's own, or since it was added
     for _ in range(20_000):
         slot = rng.choice(members)
         if slot in since:
@@ -166,7 +166,7 @@ def test_while_a_slot_waits_for_its_turn_no_other_gets_two() -> None:
         since[chosen] = Counter()
 
 
-def test_least_connections_always_takes_one_of_the_emptiest() -> None:
+def test_least_connections_always_chooses_one_of_the_emptiest() -> None:
     rng = Random(4)
     chooser, members = policy("least_connections"), slots(30)
     listed(chooser, members)
@@ -174,15 +174,15 @@ def test_least_connections_always_takes_one_of_the_emptiest() -> None:
         slot = rng.choice(members)
         if slot.in_flight and rng.random() < 0.6:
             slot.in_flight -= 1
-            chooser.changed(slot)
+            chooser.job_count_changed(slot)
         chosen = chooser.choose(0.0)
         assert chosen is not None
         assert chosen.in_flight == min(slot.in_flight for slot in members)
         chosen.in_flight += 1
-        chooser.changed(chosen)
+        chooser.job_count_changed(chosen)
 
 
-def test_turns_are_shared_out_as_the_weights_are() -> None:
+def test_turns_are_proportional_to_weights() -> None:
     members = slots(3)
     for slot, weight in zip(members, (1.0, 2.0, 5.0), strict=True):
         slot.weight = weight
@@ -190,7 +190,7 @@ def test_turns_are_shared_out_as_the_weights_are() -> None:
     assert [given[slot.worker] for slot in members] == pytest.approx([100, 200, 500], abs=1)
 
 
-def test_heavy_slots_do_not_get_their_turns_in_one_go() -> None:
+def test_turns_of_heavy_slots_are_spread_out() -> None:
     light, heavy = slots(2)
     heavy.weight = 4.0
     chooser = listed(policy("weighted"), [light, heavy])
@@ -198,7 +198,7 @@ def test_heavy_slots_do_not_get_their_turns_in_one_go() -> None:
     assert {later - earlier for earlier, later in pairwise(turns)} == {5}
 
 
-def test_who_comes_or_comes_back_does_not_catch_up() -> None:
+def test_a_new_or_returning_slot_does_not_catch_up() -> None:
     members = slots(3)
     chooser = listed(policy("weighted"), members[:2])
     fill(chooser, 1000)
@@ -210,7 +210,7 @@ def test_who_comes_or_comes_back_does_not_catch_up() -> None:
     assert [given[slot.worker] for slot in members] == pytest.approx([100, 100, 100], abs=1)
 
 
-def test_slots_without_a_credit_leave_no_traces_in_the_turns() -> None:
+def test_slots_without_credits_do_not_affect_the_turns() -> None:
     members = slots(4)
     chooser = listed(policy("weighted"), members)
     for _ in range(5000):
@@ -220,7 +220,7 @@ def test_slots_without_a_credit_leave_no_traces_in_the_turns() -> None:
 
 
 class Watched(Slot):
-    """Counts how often anything looks at a slot."""
+    """A list that counts how often a slot is read."""
 
     looks = 0
 
@@ -230,7 +230,10 @@ class Watched(Slot):
 
 
 def looks(name: str, workers: int) -> float:
-    """A decision's: choose, take a credit, give it back, with the slot that runs out removed and added again."""
+    """Return how many slots a decision reads.
+
+    / A decision takes a credit and gives it back, and a slot without credits is removed and added again.
+    """
     chooser = policy(name, seed=workers)
     members = [Watched(b"%d" % n, BLOCK, 4, f"worker-{n}") for n in range(workers)]
     listed(chooser, [*members])
@@ -239,16 +242,16 @@ def looks(name: str, workers: int) -> float:
         slot = chooser.choose(float(step))
         assert slot is not None
         slot.in_flight += 1
-        chooser.changed(slot)
+        chooser.job_count_changed(slot)
         if step % 4 == 0:
             chooser.remove(slot)
             chooser.add(slot)
         slot.in_flight -= 1
-        chooser.changed(slot)
+        chooser.job_count_changed(slot)
     return Watched.looks / 2000
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_decision_looks_at_as_many_of_a_thousand_slots_as_of_ten(name: str) -> None:
+def test_a_decision_reads_as_many_of_a_thousand_slots_as_of_ten(name: str) -> None:
     few, many = looks(name, 10), looks(name, 1000)
     assert many <= 1.05 * few, f"{few} looks among 10 slots, {many} among 1,000"

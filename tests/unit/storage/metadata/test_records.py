@@ -1,9 +1,9 @@
-"""Records within one process: revisions, compares, leases and the latest changes, by scripts of events."""
+"""Records in memory: revisions, compares, leases and the latest changes, by scripts of events."""
 
 import pytest
 
 from penstock.core.errors import Compacted, Conflict, InvalidRequest, LeaseLost
-from penstock.storage.metadata.base import MAX_VALUE_BYTES, MAX_WRITES, Change, Compare, Record, Write
+from penstock.storage.metadata.metadata_store import MAX_VALUE_BYTES, MAX_WRITES, Change, Compare, Record, Write
 from penstock.storage.metadata.records import Records
 
 
@@ -39,7 +39,7 @@ def test_a_compare_that_fails_changes_nothing() -> None:
     assert records.revision == 1
 
 
-def test_changes_are_bounded_and_a_gap_is_told() -> None:
+def test_changes_are_bounded_and_a_gap_is_reported() -> None:
     records = Records(revision=5, max_changes=3)
     for value in range(4):
         change(records, Write("a", bytes([value])))
@@ -50,12 +50,12 @@ def test_changes_are_bounded_and_a_gap_is_told() -> None:
     assert records.since(100) == []
 
 
-def test_what_was_before_this_life_is_a_gap() -> None:
+def test_changes_before_the_start_are_a_gap() -> None:
     with pytest.raises(Compacted):
         Records([Record("a", b"1", 3)], revision=5).since(4)
 
 
-def test_a_lease_ends_and_takes_its_keys_along() -> None:
+def test_the_end_of_a_lease_deletes_its_keys() -> None:
     records = Records()
     lease = records.grant(2.0, now=10.0)
     change(records, Write("mine", b"1", lease), Write("also", b"1", lease), Write("kept", b"1"))
@@ -82,9 +82,9 @@ def test_a_key_written_again_leaves_its_lease() -> None:
     assert not records.is_leased("a")
 
 
-def test_a_change_has_a_bound() -> None:
+def test_the_size_of_a_change_is_limited() -> None:
     records = Records()
-    with pytest.raises(InvalidRequest, match="write less at once"):
+    with pytest.raises(InvalidRequest, match="split it"):
         records.plan([Write(f"{number}", b"") for number in range(MAX_WRITES + 1)], [])
-    with pytest.raises(InvalidRequest, match="write less at once"):
+    with pytest.raises(InvalidRequest, match="split it"):
         records.plan([Write("a", bytes(MAX_VALUE_BYTES))], [])

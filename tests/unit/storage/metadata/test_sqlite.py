@@ -1,4 +1,4 @@
-"""The metadata store's file: an earlier version's is taken over, one process has it, full disks are lived with."""
+"""The metadata store's file: upgrades, locking, and full disks."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, LeaseLost, StoreUnavailable, Unavailable
 from penstock.storage.metadata import sqlite_file
-from penstock.storage.metadata.base import Change, Write
+from penstock.storage.metadata.metadata_store import Change, Write
 from penstock.storage.metadata.opening import open_metadata
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 def write_earlier(file: Path) -> None:
-    """As Penstock 0.2 left it."""
+    """Write a database of Penstock 0.2."""
     with sqlite3.connect(file) as earlier:
         earlier.execute("CREATE TABLE blocks (block_id TEXT PRIMARY KEY, model TEXT, version TEXT, created_at TEXT)")
         earlier.execute("CREATE TABLE routing (model TEXT PRIMARY KEY, routing TEXT, created_at TEXT)")
@@ -44,7 +44,7 @@ async def contents(store: SqliteMetadataStore) -> dict[str, bytes]:
     return {record.key: record.value for record in (await store.list("")).records}
 
 
-async def test_what_is_written_is_there_after_a_restart_and_revisions_go_on(tmp_path: Path) -> None:
+async def test_records_and_revisions_survive_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "data" / "metadata.db"
     store = await SqliteMetadataStore.open(file)
     await store.put("a", b"1")
@@ -69,7 +69,7 @@ async def test_leases_end_with_the_process_and_the_revision_grows_with_each_star
     assert epochs == sorted(set(epochs))
 
 
-async def test_a_lease_ends_by_the_clock_and_watchers_hear_of_it(tmp_path: Path) -> None:
+async def test_a_lease_ends_by_the_clock_and_watchers_are_notified(tmp_path: Path) -> None:
     clock = Clock()
     store = await SqliteMetadataStore.open(tmp_path / "metadata.db", clock=clock)
     lease = await store.grant(2.0)
@@ -87,7 +87,7 @@ async def test_a_lease_ends_by_the_clock_and_watchers_hear_of_it(tmp_path: Path)
     await store.close()
 
 
-async def test_a_lease_ends_while_nobody_calls(tmp_path: Path) -> None:
+async def test_a_lease_ends_without_calls(tmp_path: Path) -> None:
     store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
     revision = await store.put("leader", b"me", lease=await store.grant(0.05))
     assert list(await anext(store.watch("leader", revision))) == [Change("leader", None, revision + 1)]
@@ -104,7 +104,7 @@ async def test_a_second_manager_is_refused(tmp_path: Path) -> None:
     await (await open_metadata("sqlite:///metadata.db", tmp_path)).close()
 
 
-async def test_what_an_earlier_version_left_is_taken_over(tmp_path: Path) -> None:
+async def test_tables_of_an_earlier_version_are_converted(tmp_path: Path) -> None:
     file = tmp_path / "metadata.db"
     write_earlier(file)
     store = await SqliteMetadataStore.open(file)
@@ -116,13 +116,13 @@ async def test_what_an_earlier_version_left_is_taken_over(tmp_path: Path) -> Non
     await again.close()
 
 
-async def test_the_write_ahead_log_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
+async def test_the_write_ahead_log_of_an_earlier_version_is_converted(tmp_path: Path) -> None:
     file = tmp_path / "metadata.db"
     write_earlier(file)
     with sqlite3.connect(file) as earlier:
         earlier.execute("PRAGMA journal_mode=WAL")
         earlier.execute("INSERT INTO routing VALUES ('n', 'logged', '')")
-    shutil.copytree(tmp_path, tmp_path / "killed")  # as it lies there while the log has what the file has not
+    shutil.copytree(tmp_path, tmp_path / "killed")  # as it is while the log has changes that the file does not have
     earlier.close()
     store = await SqliteMetadataStore.open(tmp_path / "killed" / "metadata.db")
     assert await contents(store) == EARLIER | {"routing/n": b"logged"}
@@ -130,7 +130,7 @@ async def test_the_write_ahead_log_of_an_earlier_version_is_taken_over(tmp_path:
     await store.close()
 
 
-async def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_reported(tmp_path: Path) -> None:
     (tmp_path / "metadata.db").write_bytes(b"x" * 5000)
     with pytest.raises(ConfigError, match="cannot be opened"):
         await SqliteMetadataStore.open(tmp_path / "metadata.db")
@@ -156,7 +156,7 @@ def make_unwritable(monkeypatch: pytest.MonkeyPatch, code: int, reason: str) -> 
 
 
 @pytest.mark.parametrize("is_earlier", [True, False])
-async def test_what_cannot_be_written_is_known_for_this_life_or_refused(
+async def test_changes_that_cannot_be_written_stay_in_memory_or_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_earlier: bool
 ) -> None:
     file = tmp_path / "metadata.db"
@@ -168,7 +168,7 @@ async def test_what_cannot_be_written_is_known_for_this_life_or_refused(
         await store.close()
     make_unwritable(monkeypatch, errno.ENOSPC, "No space left on device")
     degraded = await SqliteMetadataStore.open(file)
-    assert await contents(degraded) == EARLIER, "what is there is read"
+    assert await contents(degraded) == EARLIER, "the existing records can be read"
     with pytest.raises(Unavailable, match="cannot be written: No space left on device") as refused:
         await degraded.put("routing/m", b"second")
     assert str(tmp_path) not in refused.value.message
@@ -179,12 +179,14 @@ async def test_what_cannot_be_written_is_known_for_this_life_or_refused(
     await degraded.put("routing/m", b"second")
     await degraded.close()
     again = await SqliteMetadataStore.open(file)
-    assert await contents(again) == EARLIER | {"blocks/blk-3": b"{}", "routing/m": b"second"}, "with the next chance"
+    assert await contents(again) == EARLIER | {"blocks/blk-3": b"{}", "routing/m": b"second"}, (
+        "the records are written at the next chance"
+    )
     assert (await again.list("")).revision > leader
     await again.close()
 
 
-async def test_a_disk_that_is_never_written_does_not_bring_revisions_back(
+async def test_revisions_do_not_go_back_if_the_disk_is_never_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_unwritable(monkeypatch, errno.EROFS, "Read-only file system")
@@ -197,7 +199,7 @@ async def test_a_disk_that_is_never_written_does_not_bring_revisions_back(
     assert revisions == sorted(set(revisions))
 
 
-async def test_a_closed_store_says_so(tmp_path: Path) -> None:
+async def test_a_closed_store_refuses_calls(tmp_path: Path) -> None:
     store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
     watching = store.watch("", 0)
     await store.close()
@@ -224,7 +226,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
+async def test_acknowledged_writes_survive_a_kill(tmp_path: Path) -> None:
     file = tmp_path / "metadata.db"
     writer = await asyncio.create_subprocess_exec(
         sys.executable, "-c", WRITER, str(file), stdout=asyncio.subprocess.PIPE

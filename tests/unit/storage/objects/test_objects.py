@@ -1,4 +1,4 @@
-"""One suite that a folder and a real S3 server pass."""
+"""One suite for object stores: a folder and a real S3 server."""
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -8,8 +8,8 @@ import pytest
 
 from penstock.core.config import S3Settings
 from penstock.core.errors import ConfigError, Unavailable
-from penstock.storage.objects.base import ObjectStore, open_objects
-from penstock.storage.objects.folder import FolderObjects
+from penstock.storage.objects.folder_objects import FolderObjects
+from penstock.storage.objects.object_store import ObjectStore, open_objects
 from penstock.storage.objects.s3 import S3Objects
 from tests.s3 import S3Server
 
@@ -43,7 +43,7 @@ async def keys(store: ObjectStore, prefix: str) -> set[str]:
     return {found.key async for found in store.list(prefix)}
 
 
-async def test_what_is_put_is_there_whole_and_can_be_read_in_ranges(store: ObjectStore) -> None:
+async def test_an_object_is_stored_completely_and_read_in_ranges(store: ObjectStore) -> None:
     await store.put("blobs/a", pieces(b"0123", b"456789"))
     assert await read(store, "blobs/a") == b"0123456789"
     assert await read(store, "blobs/a", 3) == b"3456789"
@@ -56,7 +56,7 @@ async def test_what_is_put_is_there_whole_and_can_be_read_in_ranges(store: Objec
     assert found.modified_s > 1_600_000_000
 
 
-async def test_a_file_is_taken_over(store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_source_file_is_moved_into_the_store(store: ObjectStore, tmp_path: Path) -> None:
     file = tmp_path / "large.part"
     data = secrets.token_bytes(LARGE)
     file.write_bytes(data)
@@ -90,13 +90,13 @@ async def test_an_object_is_replaced_and_deleted_and_listed(store: ObjectStore) 
     assert await keys(store, "nothing") == set()
 
 
-async def test_what_is_not_there_is_told(store: ObjectStore) -> None:
+async def test_a_missing_object_is_reported(store: ObjectStore) -> None:
     assert await store.stat("blobs/none") is None
     with pytest.raises(FileNotFoundError):
         await read(store, "blobs/none")
 
 
-async def test_what_fails_on_its_way_leaves_nothing(store: ObjectStore) -> None:
+async def test_a_failed_upload_leaves_nothing(store: ObjectStore) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"begun"
         raise RuntimeError("cut")
@@ -107,7 +107,7 @@ async def test_what_fails_on_its_way_leaves_nothing(store: ObjectStore) -> None:
     assert await keys(store, "blobs") == set()
 
 
-async def test_a_wrong_key_is_told_and_never_shown(server: S3Server) -> None:
+async def test_a_wrong_key_is_reported_but_not_shown(server: S3Server) -> None:
     settings = server.settings.model_copy(update={"access_key_id": "SOMEBODYELSE"})
     store = S3Objects(server.url("x"), settings)
     with pytest.raises(ConfigError, match="refuses the key") as caught:
@@ -117,14 +117,14 @@ async def test_a_wrong_key_is_told_and_never_shown(server: S3Server) -> None:
     assert "penstock-test-secret" not in settings.model_dump_json()
 
 
-async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+async def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable, match="folder cannot be used"):
         await FolderObjects(tmp_path / "file" / "objects").put("blobs/a", pieces(b"x"))
 
 
 @pytest.mark.parametrize("url", ["ftp://x/y", "s3://", "s3://key:secret@bucket", "file://elsewhere/x"])
-def test_a_url_that_means_nothing_is_refused(url: str, tmp_path: Path) -> None:
+def test_an_invalid_url_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         open_objects(url, tmp_path, S3Settings())
     assert "secret" not in caught.value.message

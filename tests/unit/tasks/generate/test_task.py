@@ -1,4 +1,4 @@
-"""From tensors and parameters to generations: what is taken, and what is refused with what words."""
+"""The generate task: prompts and parameters that it accepts, and errors for all others."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def only(request: TaskRequest) -> Generation:
     return generation
 
 
-def test_what_a_request_does_not_say_is_the_models_or_openais() -> None:
+def test_defaults_are_those_of_the_model_or_of_openai() -> None:
     assert only(request_of()).sampling == Sampling(max_tokens=64, temperature=0.2, top_p=0.9)
 
 
@@ -57,9 +57,7 @@ def test_what_a_request_does_not_say_is_the_models_or_openais() -> None:
         ({"session_id": "s", "priority": 2}, {}),
     ],
 )
-def test_parameters_are_read_from_whatever_form_they_come_in(
-    parameters: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_parameters_may_be_text_or_json(parameters: dict[str, Any], expected: dict[str, Any]) -> None:
     sampling = only(request_of(**parameters)).sampling
     assert {name: getattr(sampling, name) for name in expected} == expected
 
@@ -88,30 +86,33 @@ def test_parameters_are_read_from_whatever_form_they_come_in(
         ({"repetition_penalty": 0}, "parameter 'repetition_penalty'"),
     ],
 )
-def test_what_is_out_of_range_is_named_with_what_is_allowed(parameters: dict[str, Any], said: str) -> None:
+def test_out_of_range_parameter_is_rejected_with_its_range(parameters: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         TASK.prepare(request_of(**parameters))
     assert said in refused.value.message
     assert refused.value.fields["parameter"] in parameters
 
 
-def test_each_text_is_a_generation_and_too_many_choices_are_refused() -> None:
+def test_each_text_is_a_generation_and_too_many_choices_are_rejected() -> None:
     assert [each.prompt.text for each in answer_of(request_of(["a", "b"])).generations] == ["a", "b"]
     with pytest.raises(RequestTooLarge, match="3 prompts with 64 choices"):
         TASK.prepare(request_of(["a"] * 3, n=64))
 
 
-def test_token_ids_are_taken_as_they_are() -> None:
+def test_token_ids_are_not_changed() -> None:
     ids = from_array("input_ids", np.array([[5, 6]], np.int32))
     assert only(TaskRequest([ids], [])).prompt == Prompt(ids=[5, 6])
     echoed = answer_of(TaskRequest([ids], [], {"echo": True}))
-    assert (echoed.generations[0].prompt.is_echoed, echoed.has_news) == (True, False)  # the engine tells their text
+    assert (echoed.generations[0].prompt.is_echoed, echoed.has_news) == (
+        True,
+        False,
+    )  # the engine returns the prompts' text
     for wrong in (np.array([], np.int64), np.array([-1], np.int64), np.zeros((2, 2), np.int64), np.zeros(2)):
         with pytest.raises(InvalidRequest, match="input_ids"):
             TASK.prepare(TaskRequest([from_array("input_ids", wrong)], []))
 
 
-def test_tokens_of_several_prompts_are_told_apart_by_their_lengths() -> None:
+def test_input_lengths_separate_the_tokens_of_several_prompts() -> None:
     ids = from_array("input_ids", np.array([5, 6, 7], np.int32))
 
     def prepare(tensor: Tensor, lengths: list[int]) -> GenerationAnswer:
@@ -119,13 +120,13 @@ def test_tokens_of_several_prompts_are_told_apart_by_their_lengths() -> None:
 
     assert [each.prompt.ids for each in prepare(ids, [1, 2]).generations] == [[5], [6, 7]]
     for lengths in ([], [3, 0], [2, 2]):
-        with pytest.raises(InvalidRequest, match="in all the 3 tokens"):
+        with pytest.raises(InvalidRequest, match="whose sum is 3, the length"):
             prepare(ids, lengths)
-    with pytest.raises(InvalidRequest, match="is for 'input_ids'"):
+    with pytest.raises(InvalidRequest, match="can only be sent with 'input_ids'"):
         prepare(request_of(["a"]).inputs[0], [1])
 
 
-def test_a_conversation_has_its_tools_and_what_its_template_is_told() -> None:
+def test_conversation_has_tools_and_template_arguments() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -151,7 +152,7 @@ def test_a_conversation_has_its_tools_and_what_its_template_is_told() -> None:
     ("choice", "expected"),
     [("none", []), ("auto", [TOOL]), ('{"type": "function", "function": {"name": "weather"}}', [TOOL])],
 )
-def test_the_choice_of_a_tool_is_what_the_model_is_told_of(choice: str, expected: list[Any]) -> None:
+def test_tool_choice_limits_the_tools(choice: str, expected: list[Any]) -> None:
     assert only(chat_of([USER], tools=[TOOL], tool_choice=choice)).prompt.tools == expected
 
 
@@ -169,14 +170,14 @@ def test_the_choice_of_a_tool_is_what_the_model_is_told_of(choice: str, expected
             "messages[0].tool_calls has arguments that are not JSON",
         ),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], {}, "messages[0].tool_calls must be a list of"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, '"image_url"; this model takes text alone'),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, '"image_url"; this model takes text only'),
         ([USER], {"tools": '[{"name": "x"}]'}, "parameter 'tools'"),
         ([USER], {"tools": [TOOL], "tool_choice": '{"function": {"name": "other"}}'}, "parameter 'tool_choice'"),
         ([USER], {"chat_template_kwargs": "[1]"}, "parameter 'chat_template_kwargs'"),
         ([USER], {"echo": True}, "leave out 'echo'"),
     ],
 )
-def test_a_conversation_that_makes_no_sense_is_refused(messages: Any, parameters: Any, said: str) -> None:
+def test_invalid_conversation_is_rejected(messages: Any, parameters: Any, said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         TASK.prepare(chat_of(messages, **parameters))
     assert said in refused.value.message
@@ -197,7 +198,7 @@ def with_inputs(**tensors: np.ndarray[Any, Any]) -> TaskRequest:
     return request
 
 
-def test_inputs_as_tritons_backends_have_them_are_heeded() -> None:
+def test_inputs_of_tritons_backends_are_supported() -> None:
     said = json.dumps({"temperature": 0.7, "top_k": 5, "stop": ["x"]})
     request = with_inputs(
         stream=np.array([False]),
@@ -232,13 +233,13 @@ def test_parameters_may_be_inputs() -> None:
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        (with_inputs(max_tokens=np.array([1, 2])), "of one element; got 2"),
+        (with_inputs(max_tokens=np.array([1, 2])), "so it must have one element; got 2"),
         (with_inputs(bad_words=np.array(["x"], object)), "'bad_words' is 'x', which is not supported"),
         (with_inputs(max_tokens=np.array([0])), "'max_tokens' is '0'"),
-        (TaskRequest([], []), "send one of 'text_input', 'messages', 'input_ids'; got none"),
+        (TaskRequest([], []), "exactly one of the inputs 'text_input', 'messages', 'input_ids'; got none"),
         (with_inputs(input_ids=np.array([1])), "got 'text_input' and 'input_ids'"),
         (with_inputs(images=np.array([1])), "unknown input 'images'"),
-        (with_inputs(stream=np.array([1])), "'stream' is BOOL [1]"),
+        (with_inputs(stream=np.array([1])), "'stream' must be BOOL [1]"),
         (with_inputs(sampling_parameters=np.array(["{"], object)), "is not JSON"),
         (with_inputs(sampling_parameters=np.array(["[]"], object)), "must be a JSON object"),
         (
@@ -251,7 +252,7 @@ def test_parameters_may_be_inputs() -> None:
         (TaskRequest([Tensor("text_input", "BYTES", (1,), b"\1\0\0\0\xff")], []), "not UTF-8"),
     ],
 )
-def test_what_cannot_be_understood_is_refused(request_: TaskRequest, said: str) -> None:
+def test_invalid_input_is_rejected(request_: TaskRequest, said: str) -> None:
     with pytest.raises(PenstockError) as refused:
         TASK.prepare(request_)
     assert said in refused.value.message

@@ -1,4 +1,4 @@
-"""PNG files in bands: what was put in comes out, whatever the bands."""
+"""PNG files written in bands have the same pixels, whatever the size of the bands."""
 
 from io import BytesIO
 
@@ -18,7 +18,7 @@ def read(parts: list[bytes]) -> Image.Image:
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
 @pytest.mark.parametrize("rows", [1, 7, 40])
-def test_pixels_come_back(channels: int, mode: str, rows: int) -> None:
+def test_pixels_survive_encoding(channels: int, mode: str, rows: int) -> None:
     rng = np.random.default_rng(channels)
     pixels: Rows = np.cumsum(rng.integers(0, 4, (40, 31, channels)), axis=1).astype(np.uint8)
     bands = [pixels[top : top + rows] for top in range(0, 40, rows)]
@@ -27,12 +27,12 @@ def test_pixels_come_back(channels: int, mode: str, rows: int) -> None:
     assert (np.asarray(image).reshape(pixels.shape) == pixels).all()
 
 
-def test_rows_wider_than_what_is_filtered_at_a_time_come_back() -> None:
+def test_rows_wider_than_a_filter_step_survive_encoding() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 200_000, 3)).astype(np.uint8)
     assert (np.asarray(read(encode_png((200_000, 3), [pixels], None))) == pixels).all()
 
 
-def test_a_photograph_is_no_larger_than_by_others() -> None:
+def test_photograph_is_as_small_as_with_other_encoders() -> None:
     photo = Image.open(BytesIO(photos()[0])).convert("RGB")
     file = BytesIO()
     photo.save(file, "PNG", compress_level=1)

@@ -1,4 +1,4 @@
-"""An authority of one's own: what it issues is trusted by whoever trusts it, and its key is for its owner alone."""
+"""A private certificate authority: its certificates are trusted by its clients, and only its owner can read its key."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_keys_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "certs"
     issued = Authority.create(folder, "an authority", 10).issue("server")
     assert mode(folder) == 0o700
@@ -26,7 +26,7 @@ def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 def test_a_second_authority_does_not_replace_the_first(tmp_path: Path) -> None:
     Authority.create(tmp_path, "an authority", 10)
-    with pytest.raises(ConfigError, match="has an authority already"):
+    with pytest.raises(ConfigError, match="already contains an authority"):
         Authority.create(tmp_path, "another", 10)
 
 
@@ -39,7 +39,7 @@ def test_nothing_is_issued_without_an_authority(tmp_path: Path) -> None:
         Authority.open(tmp_path)
 
 
-def test_a_certificate_has_its_names_its_time_and_its_purposes(tmp_path: Path) -> None:
+def test_a_certificate_has_its_names_dates_and_purposes(tmp_path: Path) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
     authority = Authority.create(tmp_path, "an authority", 10)
     issued = authority.issue("server", ["localhost", "127.0.0.1", "::1", "server"], days=2, now=now)
@@ -53,7 +53,7 @@ def test_a_certificate_has_its_names_its_time_and_its_purposes(tmp_path: Path) -
     assert list(purposes) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
-def test_a_client_s_certificate_serves_nothing(tmp_path: Path) -> None:
+def test_a_clients_certificate_cannot_be_used_by_a_server(tmp_path: Path) -> None:
     issued = Authority.create(tmp_path, "an authority", 10).issue("ops@example.com", is_client=True)
     found = x509.load_pem_x509_certificate(issued.cert.read_bytes())
     assert list(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [
@@ -63,7 +63,7 @@ def test_a_client_s_certificate_serves_nothing(tmp_path: Path) -> None:
     assert names.get_values_for_type(x509.RFC822Name) == ["ops@example.com"]
 
 
-def test_one_of_the_same_name_takes_its_place(tmp_path: Path) -> None:
+def test_a_certificate_of_the_same_name_replaces_the_former(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "an authority", 10)
     first = authority.issue("server").cert.read_bytes()
     again = Authority.open(tmp_path).issue("server")
@@ -73,7 +73,7 @@ def test_one_of_the_same_name_takes_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "x" * 65, "ca"])
-def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_name_is_refused(tmp_path: Path, name: str) -> None:
     authority = Authority.create(tmp_path, "an authority", 10)
     with pytest.raises(ConfigError, match="name"):
         authority.issue(name)

@@ -1,4 +1,4 @@
-"""TLS at ports and in channels: who is trusted, what is renewed without a restart, what is refused."""
+"""TLS at ports and in channels: trust, renewal without a restart, and refusals."""
 
 import asyncio
 import socket
@@ -15,10 +15,10 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.wire.channels import Channels
 from penstock.wire.credentials.authority import CA, Authority
+from penstock.wire.credentials.certificate_names import names_of_call, names_of_transport
 from penstock.wire.credentials.certificates import Certificates, ClientAuth
-from penstock.wire.credentials.channels import client_context
-from penstock.wire.credentials.files import NO_FILES, TlsFiles
-from penstock.wire.credentials.names import names_of_call, names_of_transport
+from penstock.wire.credentials.client_tls import client_context
+from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles
 
 METHOD = "/test.Echo/Names"
 
@@ -71,7 +71,7 @@ async def ask(files: TlsFiles, address: str) -> str:
 
 @asynccontextmanager
 async def serving_http(context: ssl.SSLContext) -> AsyncIterator[int]:
-    """Answers a line with the names of the caller's certificate."""
+    """Answer each line with the names of the caller's certificate."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
@@ -96,7 +96,7 @@ async def ask_http(context: ssl.SSLContext, port: int) -> tuple[str, dict[str, A
         writer.close()
 
 
-async def test_a_port_with_a_certificate_is_not_plain(world: World) -> None:
+async def test_a_port_with_a_certificate_refuses_plain_connections(world: World) -> None:
     async with serving(world.server()) as address:
         assert await ask(world.files(), address) == ""
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -114,14 +114,14 @@ async def test_a_server_of_another_authority_is_not_trusted(world: World, tmp_pa
             await ask_http(client_context(world.files()), port)
 
 
-async def test_a_server_that_is_called_otherwise_is_not_trusted(world: World) -> None:
+async def test_a_server_with_another_name_is_not_trusted(world: World) -> None:
     world.issue("server", "elsewhere.example")
     async with serving(world.server()) as address:
         with pytest.raises(grpc.aio.AioRpcError):
             await ask(world.files(), address)
 
 
-async def test_callers_are_known_by_their_certificates(world: World, tmp_path: Path) -> None:
+async def test_callers_are_identified_by_their_certificates(world: World, tmp_path: Path) -> None:
     stranger = World(tmp_path / "stranger")
     alice, wrong = world.files("alice@example.com"), stranger.files("alice@example.com")
     wrong = TlsFiles(wrong.cert, wrong.key, str(world.folder / CA))
@@ -136,7 +136,7 @@ async def test_callers_are_known_by_their_certificates(world: World, tmp_path: P
                 await ask_http(client_context(caller), port)
 
 
-async def test_a_certificate_that_is_optional_may_be_left_out_but_not_be_wrong(world: World, tmp_path: Path) -> None:
+async def test_an_optional_certificate_can_be_left_out_but_not_be_wrong(world: World, tmp_path: Path) -> None:
     stranger = World(tmp_path / "stranger").files("alice@example.com")
     wrong = TlsFiles(stranger.cert, stranger.key, str(world.folder / CA))
     async with serving_http(world.server("optional").server_context()) as port:
@@ -146,23 +146,23 @@ async def test_a_certificate_that_is_optional_may_be_left_out_but_not_be_wrong(w
             await ask_http(client_context(wrong), port)
 
 
-async def test_new_files_are_shown_without_a_restart(world: World) -> None:
+async def test_new_files_are_used_without_a_restart(world: World) -> None:
     certificates, alice = world.server("required"), world.files("alice@example.com")
     context = client_context(alice)
     async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
         shown = [await served(address, context), (await ask_http(context, port))[1]["serialNumber"]]
         assert shown[0] == shown[1]
-        assert not certificates.look()
+        assert not certificates.reload()
         world.issue("server", "localhost", "127.0.0.1")
-        assert certificates.look()
+        assert certificates.reload()
         assert certificates.generation == 1
         renewed = [await served(address, context), (await ask_http(context, port))[1]["serialNumber"]]
         assert renewed[0] == renewed[1] != shown[0]
         assert await ask(alice, address) == "alice@example.com"
 
 
-async def test_another_authority_is_trusted_without_a_restart(world: World, tmp_path: Path) -> None:
-    """And the one before no more."""
+async def test_a_new_authority_is_trusted_without_a_restart(world: World, tmp_path: Path) -> None:
+    """The former authority is no longer trusted."""
     other = World(tmp_path / "other")
     certificates = world.server("required")
     bob = other.files("alice@example.com")
@@ -173,7 +173,7 @@ async def test_another_authority_is_trusted_without_a_restart(world: World, tmp_
         contexts = client_context(world.files("alice@example.com")), client_context(bob_there)
         trusted = (world.folder / CA).read_bytes()
         (world.folder / CA).write_bytes((other.folder / CA).read_bytes())
-        assert certificates.look()
+        assert certificates.reload()
         (tmp_path / "trusted.pem").write_bytes(trusted)
         assert (await ask_http(contexts[1], port))[0] == "alice@example.com"
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -182,7 +182,7 @@ async def test_another_authority_is_trusted_without_a_restart(world: World, tmp_
         assert await ask(there, address) == "alice@example.com"
 
 
-async def test_files_that_do_not_fit_change_nothing_until_they_do(world: World) -> None:
+async def test_mismatched_files_change_nothing_until_they_match(world: World) -> None:
     certificates, caller = world.server(), world.files()
     key = world.folder / "server-key.pem"
     async with serving(certificates) as address:
@@ -190,22 +190,22 @@ async def test_files_that_do_not_fit_change_nothing_until_they_do(world: World) 
         world.issue("server", "localhost", "127.0.0.1")
         new = key.read_bytes()
         key.write_bytes(old)
-        assert not certificates.look()
+        assert not certificates.reload()
         assert await ask(caller, address) == ""
         key.write_bytes(new)
-        assert certificates.look()
+        assert certificates.reload()
         key.unlink()
-        assert not certificates.look()
+        assert not certificates.reload()
         assert await ask(caller, address) == ""
 
 
-def test_a_certificate_must_fit_at_the_start(world: World) -> None:
+def test_a_certificate_must_match_at_the_start(world: World) -> None:
     (world.folder / "server.pem").unlink()
     with pytest.raises(ConfigError, match=r"server\.pem cannot be read"):
         world.server()
 
 
-async def test_only_modern_versions_are_spoken(world: World) -> None:
+async def test_only_modern_tls_versions_are_supported(world: World) -> None:
     certificates = world.server()
     async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
         for target in (int(address.rpartition(":")[2]), port):
@@ -221,7 +221,7 @@ async def test_only_modern_versions_are_spoken(world: World) -> None:
 
 
 async def served(address: str, context: ssl.SSLContext) -> str:
-    """The serial number of the certificate that a gRPC port shows."""
+    """Return the serial number of the certificate that a gRPC port uses."""
 
     def look() -> str:
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 5) as opened:
@@ -243,7 +243,7 @@ def negotiated(port: int, context: ssl.SSLContext) -> str | None:
 
 
 def hello(version: int) -> bytes:
-    """A ClientHello of a version that no library here speaks any more."""
+    """Return a ClientHello of a version that no installed library speaks."""
     suites = struct.pack(">HHHH", 6, 0x002F, 0xC014, 0xC00A)
     body = struct.pack(">H", version) + bytes(32) + b"\0" + suites + b"\1\0"
     message = b"\1" + len(body).to_bytes(3, "big") + body

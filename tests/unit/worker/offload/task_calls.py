@@ -1,7 +1,8 @@
-"""Calls to task processes and task workers, and what a worker's own task makes of the same."""
+"""Calls to task processes, compared with the worker's own task."""
 
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -10,9 +11,9 @@ from penstock.core.settings import Batching
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes
 from penstock.models.building import TaskSpec, build_task
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import Prepared, Task, TaskRequest
-from penstock.worker.offload.pool import TaskPool, TaskProcesses
+from penstock.worker.offload.task_pool import TaskPool, TaskProcesses
 
 PLANE = (-1, 1, -1, -1)
 NOWHERE = Path("nowhere")
@@ -25,16 +26,16 @@ UPSCALE = TaskSpec(
 
 
 def files(pid: int) -> int:
-    """Sockets, and arenas."""
+    """Return the number of open sockets and arenas."""
     count = 0
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # closed in between
             count += str(link.readlink()).startswith(("socket:", "/memfd:penstock-arena"))
     return count
 
 
 async def opened(processes: TaskProcesses, spec: TaskSpec) -> tuple[TaskPool, Task]:
-    task = build_task(spec)
+    task = cast("Task", build_task(spec))
     return await processes.open(spec), task
 
 
@@ -43,7 +44,7 @@ def images(*files: bytes) -> TaskRequest:
 
 
 def run(task: Task, prepared: Prepared) -> list[list[Array]]:
-    """As an engine that gives back what it gets."""
+    """Run the pieces like an engine that returns its input."""
     return [list(task.split([piece], list(task.join([piece]).values()))[0]) for piece in prepared.pieces]
 
 

@@ -1,4 +1,4 @@
-"""Jobs of a block that is not in memory: they wait for it, and are told when it does not come."""
+"""Jobs of a block that is not in memory: they wait for it, and fail if it cannot be loaded."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -7,13 +7,13 @@ from penstock.core.errors import DeadlineExceeded, ModelNotReady, PenstockError,
 from penstock.core.settings import Batching, Instances, Residence
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
-from penstock.models.settings import ModelSettings
+from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
-from penstock.worker.job import WorkerJob
-from penstock.worker.residency.dormant import LEAST_CAPACITY, Dormant, now
-from penstock.worker.residency.steps import Assigned
-from penstock.worker.residency.survey import undescribed
+from penstock.worker.residency.dormant import LEAST_CAPACITY, DormantBlock, now
+from penstock.worker.residency.residency_actions import BlockAssignment
+from penstock.worker.residency.survey import describe_from_settings
+from penstock.worker.worker_job import WorkerJob
 
 SETTINGS = ModelSettings(
     batching=Batching(max_rows=1), instances=Instances(count=1), residence=Residence(load="lazy", max_waiting_s=5.0)
@@ -21,7 +21,7 @@ SETTINGS = ModelSettings(
 
 
 class Runner:
-    """Takes jobs, and keeps account of what it is asked for."""
+    """A runner that takes jobs, and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -45,8 +45,8 @@ class Bed:
         self.answers: dict[int, list[Tensor] | PenstockError] = {}
         self.statistics = BlockStatistics("blk", "m", "1")
         self.registry = CollectorRegistry()
-        described = undescribed(Assigned("blk", "m", "1", "/m", 1), SETTINGS)
-        self.dormant = Dormant(described, self._wake, self.statistics, WorkerMetrics(self.registry))
+        described = describe_from_settings(BlockAssignment("blk", "m", "1", "/m", 1), SETTINGS)
+        self.dormant = DormantBlock(described, self._wake, self.statistics, WorkerMetrics(self.registry))
 
     def send(self, job_id: int, timeout_s: float = 30.0, response_credits: int = 0) -> WorkerJob:
         job = WorkerJob(job_id, 1, TaskRequest([], []), now() + timeout_s, self._answered)
@@ -62,7 +62,7 @@ class Bed:
         self.woken += 1
 
     def _answered(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
-        assert job.job_id not in self.answers, "answered twice"
+        assert job.job_id not in self.answers, "a job is answered once"
         self.answers[job.job_id] = outcome
 
 
@@ -71,7 +71,7 @@ def bed() -> Bed:
     return Bed()
 
 
-def test_jobs_wake_the_block_and_go_to_its_runner_in_their_order(bed: Bed) -> None:
+def test_jobs_wake_the_block_and_are_handed_to_its_runner_in_order(bed: Bed) -> None:
     jobs = [bed.send(number) for number in range(3)]
     assert bed.woken == 3
     assert len(bed.dormant) == 3
@@ -91,10 +91,10 @@ def test_a_cancelled_job_is_not_handed_over(bed: Bed) -> None:
     assert runner.calls == [("accept", kept.job_id)]
 
 
-def test_after_the_hand_over_cancel_and_allow_go_to_the_runner(bed: Bed) -> None:
+def test_after_the_handover_cancel_and_allow_go_to_the_runner(bed: Bed) -> None:
     job = bed.send(1, response_credits=2)
     bed.dormant.allow(job, 3)
-    assert job.response_credits == 5, "before it, they are the job's own"
+    assert job.response_credits == 5, "before the handover the job itself has the credits"
     runner = Runner()
     bed.dormant.hand_over(runner)
     bed.dormant.allow(job, 4)
@@ -103,7 +103,7 @@ def test_after_the_hand_over_cancel_and_allow_go_to_the_runner(bed: Bed) -> None
     assert job.response_credits == 5
 
 
-def test_a_failed_load_fails_them_with_its_reason(bed: Bed) -> None:
+def test_a_failed_load_fails_the_waiting_jobs_with_its_reason(bed: Bed) -> None:
     jobs = [bed.send(1), bed.send(2)]
     bed.dormant.fail("no such file")
     for job in jobs:
@@ -115,28 +115,28 @@ def test_a_failed_load_fails_them_with_its_reason(bed: Bed) -> None:
     assert bed.failed("model_not_ready") == 2
 
 
-def test_nobody_waits_beyond_the_deadline_or_what_the_model_allows(bed: Bed) -> None:
+def test_no_job_waits_beyond_its_deadline_or_the_models_limit(bed: Bed) -> None:
     hurried, patient = bed.send(1, timeout_s=1.0), bed.send(2)
-    bed.dormant.expire(patient.arrived + 1.1, "others are loaded before it")
+    bed.dormant.expire(patient.arrived + 1.1, "other models are loaded first")
     assert isinstance(bed.answers[hurried.job_id], DeadlineExceeded)
     assert patient.job_id not in bed.answers
     bed.dormant.expire(patient.arrived + 4.9, "")
     assert len(bed.dormant) == 1
-    bed.dormant.expire(patient.arrived + 5.0, "others are loaded before it")
+    bed.dormant.expire(patient.arrived + 5.0, "other models are loaded first")
     error = bed.answers[patient.job_id]
     assert isinstance(error, ModelNotReady)
     assert "within 5 s" in error.message
-    assert "others are loaded before it" in error.message
+    assert "other models are loaded first" in error.message
 
 
-def test_one_that_waits_can_be_taken_back(bed: Bed) -> None:
+def test_a_waiting_job_can_be_recalled(bed: Bed) -> None:
     job = bed.send(1)
     assert bed.dormant.recall(job)
     assert not bed.dormant.recall(job)
     assert len(bed.dormant) == 0
 
 
-def test_what_waits_goes_back_when_the_worker_leaves(bed: Bed) -> None:
+def test_waiting_jobs_are_handed_back_when_the_worker_leaves(bed: Bed) -> None:
     jobs = [bed.send(1), bed.send(2)]
     assert bed.dormant.hand_back() == jobs
     assert bed.dormant.hand_back() == []
@@ -144,7 +144,7 @@ def test_what_waits_goes_back_when_the_worker_leaves(bed: Bed) -> None:
     assert not bed.answers
 
 
-def test_no_more_wait_than_may(bed: Bed) -> None:
+def test_the_number_of_waiting_jobs_is_limited(bed: Bed) -> None:
     for number in range(LEAST_CAPACITY):
         bed.send(number)
     bed.send(LEAST_CAPACITY)

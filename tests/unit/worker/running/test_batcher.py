@@ -8,8 +8,13 @@ from penstock.core.settings import Batching
 from penstock.worker.running.batcher import IN_A_ROW, Batch, Batcher, Closed, QueuedPiece
 
 
-def budget(max_rows: int, free_padding: int = 0, **given: Any) -> Batching:
-    return Batching(max_rows=max_rows, free_padding=free_padding, **given)
+def budget(
+    max_rows: int, free_padding: int = 0, max_padding: float = 0.05, reach_tokens: int | None = None, **given: Any
+) -> Batching:
+    reach = property(lambda _: reach_tokens)
+    constants = {"free_padding": free_padding, "max_padding": max_padding, "reach_tokens": reach}
+    made: Batching = type("Budget", (Batching,), {"__module__": __name__} | constants)(max_rows=max_rows, **given)
+    return made
 
 
 def entry(
@@ -33,11 +38,11 @@ def lengths(batch: Batch | None) -> list[int]:
     return sorted(e.length for e in batch.entries)
 
 
-def test_nothing_waits() -> None:
+def test_without_waiting_pieces_there_is_no_batch() -> None:
     assert Batcher(budget(8)).next_batch(0.0) is None
 
 
-def test_idle_instance_takes_what_is_there_now() -> None:
+def test_an_idle_instance_takes_what_waits() -> None:
     batcher = Batcher(budget(8))
     batcher.append([entry("j")], 0.0)
     batch = batcher.next_batch(0.0)
@@ -54,12 +59,12 @@ def test_a_request_of_many_pieces_lets_others_in_between() -> None:
         assert set(owners(batcher.next_batch(0.0))) == {large}
     batcher.append([entry(small)], 1.0)
     batches = [owners(batcher.next_batch(1.0)) for _ in range(2)]
-    assert sum(batch.count(small) for batch in batches) == 1, "it need not wait for all of the large one"
+    assert sum(batch.count(small) for batch in batches) == 1, "the small request does not wait for all of the large one"
     while len(batcher):
         assert owners(batcher.next_batch(2.0))
 
 
-def test_what_is_let_in_between_is_taken_once() -> None:
+def test_a_piece_let_in_between_is_taken_once() -> None:
     rng = random.Random(3)
     for some in (budget(4), budget(4, max_padding=0.25), budget(8, max_tokens=60, max_padding=0.25)):
         batcher, large = Batcher(some), object()
@@ -82,7 +87,7 @@ def test_requests_of_few_pieces_are_served_one_after_the_other() -> None:
     assert served == [{first}] * IN_A_ROW + [{second}] * IN_A_ROW
 
 
-def test_closes_at_rows() -> None:
+def test_a_batch_closes_at_its_rows() -> None:
     batcher = Batcher(budget(4))
     batcher.append([entry(i) for i in range(6)], 0.0)
     batch = batcher.next_batch(0.0)
@@ -91,7 +96,7 @@ def test_closes_at_rows() -> None:
     assert len(batcher) == 2
 
 
-def test_closes_at_tokens() -> None:
+def test_a_batch_closes_at_its_tokens() -> None:
     batcher = Batcher(budget(32, max_tokens=100))
     batcher.append([entry(i, length=30) for i in range(6)], 0.0)
     batch = batcher.next_batch(0.0)
@@ -99,20 +104,20 @@ def test_closes_at_tokens() -> None:
     assert (batch.rows, batch.padded_tokens, batch.closed) == (3, 90, Closed.TOKENS)
 
 
-def test_one_piece_over_the_token_budget_runs_alone() -> None:
+def test_a_piece_over_the_token_budget_runs_alone() -> None:
     batcher = Batcher(budget(32, max_tokens=100))
     batcher.append([entry(1, length=300), entry(2, length=300)], 0.0)
     assert lengths(batcher.next_batch(0.0)) == [300]
 
 
-def test_oldest_anchors_and_nearest_lengths_fill() -> None:
+def test_the_oldest_piece_starts_a_batch_and_the_nearest_lengths_fill_it() -> None:
     batcher = Batcher(budget(3, max_padding=0.25))
     batcher.append([entry(1, 50), entry(2, 10), entry(3, 52), entry(4, 9), entry(5, 48)], 0.0)
     assert lengths(batcher.next_batch(0.0)) == [48, 50, 52]
     assert lengths(batcher.next_batch(0.0)) == [9, 10]
 
 
-def test_padding_is_bounded_and_a_refusal_ends_only_its_direction() -> None:
+def test_padding_is_limited_and_a_refusal_ends_only_its_direction() -> None:
     batcher = Batcher(budget(8, max_padding=0.25))
     batcher.append([entry(1, 40), entry(2, 30), entry(3, 20), entry(4, 52)], 0.0)
     batch = batcher.next_batch(0.0)
@@ -123,7 +128,7 @@ def test_padding_is_bounded_and_a_refusal_ends_only_its_direction() -> None:
     assert batch.padded_tokens <= real * 1.25
 
 
-def test_padding_that_costs_less_than_a_batch_is_free() -> None:
+def test_padding_cheaper_than_a_batch_is_free() -> None:
     strict, lenient = Batcher(budget(8, max_padding=0.05)), Batcher(budget(8, max_padding=0.05, free_padding=8))
     for batcher in (strict, lenient):
         batcher.append([entry(1, 10), entry(2, 6), entry(3, 2)], 0.0)
@@ -131,7 +136,7 @@ def test_padding_that_costs_less_than_a_batch_is_free() -> None:
     assert lengths(lenient.next_batch(0.0)) == [6, 10]
 
 
-def test_nobody_starves_while_short_ones_keep_coming() -> None:
+def test_a_long_piece_is_served_while_short_ones_keep_arriving() -> None:
     batcher = Batcher(budget(8, max_tokens=256))
     rng = random.Random(1)
     batcher.append([entry("long", 250)], 0.0)
@@ -157,7 +162,7 @@ def test_the_oldest_is_always_in_the_batch() -> None:
     assert alive == []
 
 
-def test_shapes_that_cannot_be_joined_never_are() -> None:
+def test_incompatible_shapes_are_never_joined() -> None:
     batcher = Batcher(budget(8))
     batcher.append([entry(1, key=(3, 4)), entry(2, key=(3, 5)), entry(3, key=(3, 4))], 0.0)
     first = batcher.next_batch(0.0)
@@ -165,7 +170,7 @@ def test_shapes_that_cannot_be_joined_never_are() -> None:
     assert [e.owner for e in first.entries] == [1, 3]
 
 
-def test_waits_for_company_only_until_the_oldest_delay() -> None:
+def test_a_batch_waits_for_others_only_until_the_oldest_pieces_delay() -> None:
     batcher = Batcher(budget(4, max_delay_ms=10))
     batcher.append([entry(1)], 1.000)
     assert batcher.next_batch(1.005) is None
@@ -185,12 +190,12 @@ def test_a_full_batch_does_not_wait() -> None:
     assert batch.closed is Closed.ROWS
 
 
-def test_expired_and_cancelled_leave_before_the_batch_forms() -> None:
+def test_expired_and_cancelled_pieces_are_removed_before_the_batch_forms() -> None:
     batcher = Batcher(budget(8))
     late, gone = entry("late", deadline=1.0), entry("gone")
     batcher.append([late, gone, entry("here")], 0.0)
     assert [e.owner for e in batcher.expire(2.0)] == ["late"]
-    batcher.remove([late, gone])  # of which one has left already
+    batcher.remove([late, gone])  # one of which was removed already
     assert len(batcher) == 1
     batch = batcher.next_batch(2.0)
     assert batch is not None
@@ -215,18 +220,18 @@ def test_rows_of_one_request_stay_together() -> None:
     assert sum(e.rows for e in first.entries) == first.rows
 
 
-def test_only_pieces_near_the_front_of_the_line_fill() -> None:
+def test_only_pieces_near_the_front_of_the_queue_fill() -> None:
     batcher = Batcher(budget(8, max_tokens=256, reach_tokens=100))
     batcher.append([entry("old", 40), entry("other", 60), entry("young", 40)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
     assert [found.owner for found in batch.entries] == ["old"]
-    # What was behind has come to the front.
+    # Pieces from behind have moved to the front.
     assert lengths(batcher.next_batch(0.0)) == [60]
     assert lengths(batcher.next_batch(0.0)) == [40]
 
 
-def test_what_is_out_of_reach_does_not_end_the_search() -> None:
+def test_pieces_out_of_reach_do_not_end_the_search() -> None:
     batcher = Batcher(budget(8, max_tokens=256, max_padding=0.25, reach_tokens=31))
     batcher.append([entry("anchor", 10), entry("like", 11), entry("far", 10), entry("further", 10)], 0.0)
     batch = batcher.next_batch(0.0)
@@ -234,7 +239,7 @@ def test_what_is_out_of_reach_does_not_end_the_search() -> None:
     assert [found.owner for found in batch.entries] == ["anchor", "far", "like"]
 
 
-def test_few_waiting_pieces_are_shared_out() -> None:
+def test_few_waiting_pieces_are_divided_among_instances() -> None:
     batcher = Batcher(budget(32, max_tokens=400), share=0.25)
     batcher.append([entry(i, 50) for i in range(8)], 0.0)
     assert lengths(batcher.next_batch(0.0)) == [50, 50]  # a quarter of 400
@@ -247,7 +252,7 @@ def test_few_waiting_pieces_are_shared_out() -> None:
     assert batcher.tokens == 50 * len(batcher)
 
 
-def test_the_tokens_that_wait_are_counted() -> None:
+def test_waiting_tokens_are_counted() -> None:
     batcher = Batcher(budget(8, max_tokens=100))
     leaving = entry("a", 10, rows=2)
     batcher.append([leaving, entry("b", 5), entry("c", 7, deadline=1.0)], 0.0)
@@ -270,7 +275,7 @@ def test_a_higher_level_overtakes_and_lower_ones_fill_what_it_leaves() -> None:
     assert len(batcher) == batcher.tokens == 0
 
 
-def test_lower_levels_fill_only_with_their_like() -> None:
+def test_lower_levels_fill_only_with_compatible_pieces() -> None:
     batcher = Batcher(budget(8, max_padding=0.05))
     batcher.append([entry("far", 90, level=2), entry("near", 51, level=2), entry("other", 50, key="b", level=2)], 0.0)
     batcher.append([entry("high", 50)], 0.0)
@@ -286,15 +291,15 @@ def test_lower_levels_fill_in_order_of_arrival_too() -> None:
     assert owners(batcher.next_batch(0.0)) == ["high", "low", "lower"]
 
 
-def test_the_reach_goes_from_the_highest_level_down() -> None:
+def test_the_reach_extends_from_the_highest_level_down() -> None:
     batcher = Batcher(budget(8, max_padding=1.0, reach_tokens=25))
     batcher.append([entry(f"low{n}", 10, level=2) for n in range(4)], 0.0)
     batcher.append([entry("high", 10)], 0.0)
     assert owners(batcher.next_batch(0.0)) == ["high", "low0", "low1"]
 
 
-def test_within_a_level_the_oldest_is_first_and_a_lower_level_gets_only_what_is_left() -> None:
-    """The rule: no starvation within a level, none promised across levels."""
+def test_within_a_level_the_oldest_is_first_and_a_lower_level_gets_the_remainder() -> None:
+    """The rule: no starvation within a level, and no promise across levels."""
     batcher = Batcher(budget(2))
     batcher.append([entry("low", level=2)], 0.0)
     for step in range(50):
@@ -304,7 +309,7 @@ def test_within_a_level_the_oldest_is_first_and_a_lower_level_gets_only_what_is_
     assert owners(batcher.next_batch(50.0)) == ["last", "low"]
 
 
-def test_one_level_makes_the_same_batches_whichever_it_is() -> None:
+def test_a_single_level_makes_the_same_batches_whatever_its_number() -> None:
     rng = random.Random(3)
     plain, other = (Batcher(budget(8, max_tokens=512, reach_tokens=900), share=0.25) for _ in range(2))
     for number in range(500):
@@ -320,7 +325,7 @@ def test_one_level_makes_the_same_batches_whichever_it_is() -> None:
             assert batch.real_tokens == sum(found.length for found in batch.entries)
 
 
-def test_a_rejecting_level_gives_up_what_waited_too_long() -> None:
+def test_a_rejecting_level_gives_up_pieces_that_waited_too_long() -> None:
     batcher = Batcher(budget(8))
     batcher.append([entry("patient", queue_deadline=5.0), entry("hasty", queue_deadline=1.0), entry("any")], 0.0)
     assert batcher.due == 1.0
@@ -330,7 +335,7 @@ def test_a_rejecting_level_gives_up_what_waited_too_long() -> None:
     assert owners(batcher.next_batch(2.0)) == ["patient", "any"]
 
 
-def test_a_delaying_level_serves_the_delayed_when_its_others_are_gone() -> None:
+def test_a_delaying_level_serves_delayed_pieces_when_its_others_are_done() -> None:
     batcher = Batcher(budget(1), delaying=[2])
     batcher.append([entry("first", level=2, queue_deadline=1.0), entry("second", level=2, queue_deadline=1.0)], 0.0)
     assert batcher.expire(1.0) == []
@@ -339,7 +344,7 @@ def test_a_delaying_level_serves_the_delayed_when_its_others_are_gone() -> None:
     assert [owners(batcher.next_batch(2.0)) for _ in range(4)] == [["high"], ["young"], ["first"], ["second"]]
 
 
-def test_the_delayed_are_delayed_once_keep_their_deadline_and_still_fill() -> None:
+def test_delayed_pieces_are_delayed_once_keep_their_deadline_and_still_fill() -> None:
     batcher = Batcher(budget(2), delaying=[1])
     batcher.append([entry("slow", queue_deadline=1.0, deadline=3.0), entry("late", queue_deadline=1.0)], 0.0)
     batcher.expire(1.0)
@@ -350,20 +355,20 @@ def test_the_delayed_are_delayed_once_keep_their_deadline_and_still_fill() -> No
     batch = batcher.next_batch(3.0)
     assert owners(batch) == ["young", "late"]
     assert batch is not None
-    assert [found.arrived for found in batch.entries] == [1.0, 0.0]  # delaying is no new arrival
+    assert [found.arrived for found in batch.entries] == [1.0, 0.0]  # delaying is not a new arrival
 
 
-def test_an_owner_that_has_begun_is_excused_from_its_queue_timeout() -> None:
+def test_a_started_request_is_exempt_from_its_queue_timeout() -> None:
     batcher = Batcher(budget(1))
     begun = [entry("a", queue_deadline=1.0), entry("a", queue_deadline=1.0)]
     batcher.append([*begun, entry("b", queue_deadline=1.0)], 0.0)
     batcher.next_batch(0.0)
-    batcher.excuse(begun)
+    batcher.remove_queue_deadline(begun)
     assert [found.owner for found in batcher.expire(2.0)] == ["b"]
     assert owners(batcher.next_batch(2.0)) == ["a"]
 
 
-def test_what_is_due_next_may_have_left_but_nothing_is_due_before() -> None:
+def test_nothing_is_due_before_the_reported_time() -> None:
     batcher = Batcher(budget(1))
     assert batcher.due == inf
     batcher.append([entry("soon", deadline=1.0), entry("later", deadline=2.0)], 0.0)
@@ -377,7 +382,7 @@ def test_what_is_due_next_may_have_left_but_nothing_is_due_before() -> None:
     assert batcher.due == inf
 
 
-def test_a_newer_piece_of_a_higher_level_does_not_make_an_older_one_wait_for_company_again() -> None:
+def test_a_newer_piece_of_a_higher_level_does_not_delay_an_older_one_again() -> None:
     batcher = Batcher(budget(4, max_delay_ms=10))
     batcher.append([entry("low", key="b", level=2)], 1.000)
     batcher.append([entry("high")], 1.009)
@@ -389,7 +394,7 @@ def test_a_newer_piece_of_a_higher_level_does_not_make_an_older_one_wait_for_com
     assert owners(batcher.next_batch(1.010)) == ["low"]
 
 
-def test_the_delayed_come_behind_every_level_and_by_level_among_themselves() -> None:
+def test_delayed_pieces_are_ordered_behind_every_level_and_by_level() -> None:
     batcher = Batcher(budget(1), delaying=[1, 2])
     batcher.append([entry("slow2", level=2, queue_deadline=1.0), entry("slow1", level=1, queue_deadline=1.0)], 0.0)
     batcher.expire(1.0)
@@ -397,7 +402,7 @@ def test_the_delayed_come_behind_every_level_and_by_level_among_themselves() -> 
     assert [owners(batcher.next_batch(2.0)) for _ in range(4)] == [["high"], ["low"], ["slow1"], ["slow2"]]
 
 
-def test_padding_within_a_piece_is_no_reason_to_refuse_others_but_is_counted() -> None:
+def test_padding_within_a_piece_is_counted_but_refuses_no_others() -> None:
     batcher = Batcher(budget(64, max_padding=0.0))
     pieces = [entry("a", 16, rows=4), entry("b", 16, rows=2), entry("c", 32, rows=2)]
     pieces[0].padding, pieces[1].padding = 30, 5
@@ -409,7 +414,7 @@ def test_padding_within_a_piece_is_no_reason_to_refuse_others_but_is_counted() -
 
 
 def test_a_request_of_many_rows_is_served_in_parts_and_lets_others_in_between() -> None:
-    """As the text tasks cut it: a thousand long texts are pieces of at most a quarter of a batch."""
+    """As text tasks split it: a thousand long texts become pieces of at most a quarter of a batch."""
     batcher = Batcher(budget(1024, max_tokens=65_536, max_padding=0.1), share=0.25)
     batcher.append([entry("large", 256, rows=64) for _ in range(128)], 0.0)
     batcher.append([entry("other", 16, rows=8)], 0.0)

@@ -1,18 +1,18 @@
-"""Which core a busy instance keeps to."""
+"""The core that a busy instance keeps to."""
 
-from penstock.worker.running.cores import LEFT_FOR, Cores
+from penstock.worker.running.cores import SUSPENDED_FOR, Cores
 
 TWO = {0: {0}, 1: {1}}
 
 
-def test_each_has_its_own_while_there_are_enough() -> None:
+def test_each_instance_has_its_own_core_while_there_are_enough() -> None:
     cores = Cores(TWO)
     assert [cores.take() for _ in range(3)] == [0, 1, None]
     cores.give_back(1)
     assert [cores.take() for _ in range(2)] == [1, None]
 
 
-def test_who_was_busy_last_finds_its_own_again() -> None:
+def test_an_instance_that_was_busy_last_gets_its_former_core() -> None:
     cores = Cores({number: {number} for number in range(4)})
     taken = [cores.take() for _ in range(4)]
     assert taken == [0, 1, 2, 3]
@@ -21,11 +21,11 @@ def test_who_was_busy_last_finds_its_own_again() -> None:
     assert [cores.take() for _ in range(4)] == [1, 3, 0, 2]
 
 
-def test_one_core_is_nobodys() -> None:
+def test_a_single_core_is_not_assigned() -> None:
     assert Cores({5: {5}}).take() is None
 
 
-def test_whole_cores_are_taken_before_halves() -> None:
+def test_whole_cores_are_assigned_before_hyperthreads() -> None:
     cores = Cores({0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}})
     assert [cores.take() for _ in range(5)] == [0, 2, 1, 3, None]
     for number in (1, 3, 0):
@@ -33,16 +33,16 @@ def test_whole_cores_are_taken_before_halves() -> None:
     assert [cores.take() for _ in range(2)] == [0, 3]
 
 
-def test_where_others_compute_too_all_are_left_to_the_system_for_a_while() -> None:
+def test_cores_are_left_to_the_system_for_a_while_if_other_processes_compute() -> None:
     cores = Cores(TWO)
     for _ in range(200):
-        cores.note(1000, 850)
+        cores.record(1000, 850)
     assert cores.take() == 0
     noted = 0
     while cores.take() is not None:
         cores.give_back(1)
-        cores.note(1000, 500)
+        cores.record(1000, 500)
         noted += 1
-    assert 4 < noted < 40, "a few slow batches are no reason, many are"
-    assert [cores.take() for _ in range(LEFT_FOR - 1)] == [None] * (LEFT_FOR - 1)
+    assert 4 < noted < 40, "only many slow batches are a reason"
+    assert [cores.take() for _ in range(SUSPENDED_FOR - 1)] == [None] * (SUSPENDED_FOR - 1)
     assert cores.take() == 1

@@ -1,4 +1,4 @@
-"""The threads of a block's instances: who is handed what, in real threads."""
+"""The threads of a block's instances, with real threads."""
 
 import asyncio
 import os
@@ -16,10 +16,11 @@ PATIENCE_S = 10.0
 
 
 class Workshop:
-    """Batches are held up until they are let go; each one's number is how many rows it has."""
+    """Batches wait until they are released; a batch's number is its number of rows."""
 
     def __init__(self, count: int, cores: Cores | None = None) -> None:
         self.gates = [threading.Event() for _ in range(8)]
+        self._started = [threading.Event() for _ in range(8)]
         self.ran: list[tuple[int, int]] = []  # the batch's number and the instance's
         self.said: list[str] = []  # of errands
         self._heard = asyncio.Event()
@@ -29,12 +30,16 @@ class Workshop:
     def give(self, number: int) -> None:
         self.threads.run(Batch([], Closed.EMPTY, number, 1, 1))
 
-    def ask(self) -> None:
-        self.threads.ask(lambda instance: "a problem", self._hear)
+    def run_errand(self) -> None:
+        self.threads.run_errand(lambda instance: "a problem", self._hear)
 
     def let_go(self, *numbers: int) -> None:
         for number in numbers:
             self.gates[number].set()
+
+    async def until_started(self, *numbers: int) -> None:
+        for number in numbers:
+            assert await asyncio.to_thread(self._started[number].wait, PATIENCE_S)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -48,7 +53,8 @@ class Workshop:
 
     def _execute(self, instance: int, batch: Batch) -> BatchOutcome:
         self.ran_on[batch.rows] = os.sched_getaffinity(0)
-        assert self.gates[batch.rows].wait(PATIENCE_S)
+        self._started[batch.rows].set()
+        self.gates[batch.rows].wait(PATIENCE_S)
         return BatchOutcome(instance, batch, [])
 
     def _hear(self, problem: str) -> None:
@@ -60,7 +66,7 @@ class Workshop:
         self._heard.set()
 
 
-async def test_one_ahead_goes_to_whoever_is_done_first() -> None:
+async def test_a_prefetched_batch_goes_to_the_first_idle_instance() -> None:
     shop = Workshop(2)
     for number in (0, 1, 2):
         shop.give(number)
@@ -74,7 +80,7 @@ async def test_one_ahead_goes_to_whoever_is_done_first() -> None:
     await shop.close()
 
 
-async def test_who_was_busy_last_is_first() -> None:
+async def test_the_instance_that_was_busy_last_is_used_first() -> None:
     shop = Workshop(3)
     shop.let_go(*range(8))
     for number in range(8):
@@ -85,72 +91,73 @@ async def test_who_was_busy_last_is_first() -> None:
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-async def test_what_was_given_is_done_before_the_end(is_busy: bool) -> None:
+async def test_queued_work_is_done_before_closing(is_busy: bool) -> None:
     shop = Workshop(2)
     for number in range(2 if is_busy else 0):
         shop.give(number)
-    shop.ask()
+    shop.run_errand()
     await shop.close()
     assert shop.said == ["a problem"]
     assert len(shop.ran) == (2 if is_busy else 0)
 
 
-async def test_many_errands_are_all_done_whenever_threads_look() -> None:
-    """Given from the loop, each at another moment of what the threads do."""
+async def test_many_errands_are_all_done_whatever_the_timing() -> None:
+    """Given from the loop, at different moments of the threads' work."""
     shop = Workshop(2)
     for number in range(2000):
-        shop.ask()
+        shop.run_errand()
         if number % 3 == 0:
             await asyncio.sleep(0)
     await shop.until(lambda: len(shop.said) == 2000)
     await shop.close()
 
 
-async def test_what_came_just_before_the_end_is_done_and_its_core_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_queued_just_before_closing_is_done_and_its_core_released(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = Cores({number: {number} for number in (1022, 1023)})
     shop = Workshop(1, cores)
-    look = shop.threads._take_ahead
+    look = shop.threads._pop_ahead
 
     def look_late() -> object:
         if threading.current_thread() is not threading.main_thread():
             time.sleep(0.02)
         return look()
 
-    shop.ask()
+    shop.run_errand()
     time.sleep(0.05)  # noqa: ASYNC251 - it is done, and the loop has not heard of it
-    monkeypatch.setattr(shop.threads, "_take_ahead", look_late)
-    shop.ask()
+    monkeypatch.setattr(shop.threads, "_pop_ahead", look_late)
+    shop.run_errand()
     await shop.close()
     await shop.until(lambda: len(shop.said) == 2)
     assert {cores.take(), cores.take()} == {1022, 1023}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-async def test_each_busy_instance_has_a_core_of_its_own_while_there_are_enough() -> None:
+async def test_each_busy_instance_has_its_own_core_while_there_are_enough() -> None:
     everywhere = os.sched_getaffinity(0)
     first, second = sorted(everywhere)[:2]
     cores = Cores({number: {number} for number in (first, second)})
     shop, neighbour = Workshop(2, cores), Workshop(1, cores)
     for number in (0, 1, 2):
         shop.give(number)
+    await shop.until_started(0, 1)
     neighbour.let_go(0)
     neighbour.give(0)
     await neighbour.until(lambda: len(neighbour.ran) == 1)
-    assert neighbour.ran_on[0] == everywhere, "all cores are taken"
+    assert neighbour.ran_on[0] == everywhere, "no core is left"
     shop.let_go(0, 2)
     await shop.until(lambda: len(shop.ran) == 2)
     assert [shop.ran_on[number] for number in (0, 1, 2)] == [{first}, {second}, {first}]
     neighbour.let_go(1)
     neighbour.give(1)
     await neighbour.until(lambda: len(neighbour.ran) == 2)
-    assert neighbour.ran_on[1] == {first}, "it was given back"
+    assert neighbour.ran_on[1] == {first}, "the core is free again"
     await shop.close()
     await neighbour.close()
     assert os.sched_getaffinity(0) == everywhere
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-async def test_one_that_is_never_idle_leaves_its_core_where_others_compute_there() -> None:
+async def test_a_constantly_busy_instance_leaves_its_core_if_others_compute_there() -> None:
     everywhere = os.sched_getaffinity(0)
     first, second = sorted(everywhere)[:2]
     cores = Cores({number: {number} for number in (first, second)})
@@ -158,7 +165,7 @@ async def test_one_that_is_never_idle_leaves_its_core_where_others_compute_there
     for number in (0, 1):
         shop.give(number)
     for _ in range(100):
-        cores.note(1000, 100)
+        cores.record(1000, 100)
     shop.let_go(0)
     await shop.until(lambda: len(shop.ran) == 1)
     shop.give(2)
@@ -168,7 +175,7 @@ async def test_one_that_is_never_idle_leaves_its_core_where_others_compute_there
     await shop.close()
 
 
-async def test_a_core_that_was_taken_away_fails_nobody() -> None:
+async def test_a_core_that_was_taken_away_fails_no_batch() -> None:
     everywhere = os.sched_getaffinity(0)
     shop = Workshop(1, Cores({number: {number} for number in (1022, 1023)}))
     shop.let_go(0, 1)
@@ -179,7 +186,7 @@ async def test_a_core_that_was_taken_away_fails_nobody() -> None:
     await shop.close()
 
 
-async def test_where_threads_may_not_be_bound_they_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_threads_that_cannot_be_bound_run_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, mask: object) -> None:
         raise PermissionError("not in this sandbox")
 

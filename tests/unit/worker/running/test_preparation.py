@@ -12,34 +12,43 @@ from penstock.core.errors import PenstockError
 from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
 from penstock.models.building import TaskSpec, build_task
+from penstock.models.model_yaml import ModelSettings
 from penstock.models.samples.photos import photos
-from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
-from penstock.worker.job import WorkerJob
-from penstock.worker.offload.peer import start_process
-from penstock.worker.offload.pool import TaskProcesses
-from penstock.worker.running.preparation import BRISK_AT_ONCE, Preparation, PreparedCalls, PreparedRoom
+from penstock.worker.offload.task_pool import TaskProcesses
+from penstock.worker.running.preparation import INLINE_BYTES_PER_TURN, Preparation, PreparedMemory
+from penstock.worker.worker_job import WorkerJob
 from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE
 
 VECTORS = (TensorSpec("x", "FP32", (-1, 2)),)
 TENSOR = TaskSpec(NOWHERE, ModelSettings(), Signature(VECTORS, VECTORS, "onnx", "fp32"), Limits())
 
 
+class Outcomes:
+    """A PreparationOwner that records its calls."""
+
+    def __init__(self) -> None:
+        self.of_prepare: asyncio.Queue[tuple[WorkerJob, Prepared | PenstockError]] = asyncio.Queue()
+        self.of_finish: asyncio.Queue[tuple[WorkerJob, list[Tensor] | PenstockError]] = asyncio.Queue()
+
+    def on_prepared(self, job: WorkerJob, outcome: Prepared | PenstockError) -> None:
+        self.of_prepare.put_nowait((job, outcome))
+
+    def end(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+        self.of_finish.put_nowait((job, outcome))
+
+
 class Bed:
     def __init__(self) -> None:
-        self.prepared: asyncio.Queue[tuple[WorkerJob, Prepared | PenstockError]] = asyncio.Queue()
-        self.finished: asyncio.Queue[tuple[WorkerJob, list[Tensor] | PenstockError]] = asyncio.Queue()
-        self.processes = TaskProcesses([start_process])
-        self.room = PreparedRoom(2**30)
+        self.outcomes = Outcomes()
+        self.prepared, self.finished = self.outcomes.of_prepare, self.outcomes.of_finish
+        self.processes = TaskProcesses(1)
+        self.room = PreparedMemory(2**30)
 
     async def open(self, spec: TaskSpec) -> Preparation:
         task = build_task(spec)
         pool = await self.processes.open(spec)
-        calls = PreparedCalls(
-            lambda job, outcome: self.prepared.put_nowait((job, outcome)),
-            lambda job, outcome: self.finished.put_nowait((job, outcome)),
-        )
-        return Preparation("blk", task, self.room, pool, calls)
+        return Preparation("blk", task, self.room, pool, self.outcomes)
 
     async def __aenter__(self) -> "Bed":
         return self
@@ -86,33 +95,33 @@ async def test_a_job_that_cannot_be_prepared_gets_its_error():
         assert error.code == "invalid_image"
 
 
-async def test_what_is_quick_stays_on_the_loop():
+async def test_quick_requests_are_prepared_on_the_loop():
     async with Bed() as bed:
         preparation = await bed.open(TENSOR)
         given = job(1, from_array("x", np.ones((1, 2), np.float32)))
         preparation.prepare(given)
-        each, prepared = bed.prepared.get_nowait()  # it was not even awaited
+        each, prepared = bed.prepared.get_nowait()  # it was not awaited
         assert isinstance(prepared, Prepared)
         each.prepared, each.results = prepared, [[np.ones((1, 2), np.float32)]]
         preparation.finish(each)
         assert bed.finished.qsize() == 1
 
 
-async def test_of_short_texts_that_come_at_once_a_few_stay_on_the_loop(tmp_path):
+async def test_a_few_of_many_simultaneous_short_texts_are_prepared_on_the_loop(tmp_path):
     Tokenizer(WordLevel({"fig": 0}, unk_token="fig")).save(str(tmp_path / "tokenizer.json"))
     tokens = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
     graph = Signature(tokens, (TensorSpec("sentence_embedding", "FP32", (-1, 4)),), "onnx", "fp32")
-    prepared: asyncio.Queue[WorkerJob] = asyncio.Queue()
-    calls = PreparedCalls(lambda job, outcome: prepared.put_nowait(job), lambda job, outcome: None)
+    outcomes = Outcomes()
+    prepared = outcomes.of_prepare
     task = build_task(TaskSpec(tmp_path, ModelSettings(task="embed"), graph, Limits()))
-    preparation = Preparation("blk", task, PreparedRoom(2**30), None, calls)
+    preparation = Preparation("blk", task, PreparedMemory(2**30), None, outcomes)
     short = [job(number, Tensor("text", "BYTES", (1,), pack_bytes(["a fig " * 80]))) for number in range(10)]
     long = job(10, Tensor("text", "BYTES", (1,), pack_bytes(["a fig " * 100])))
     for each in (long, *short):
         preparation.prepare(each)
-    few = BRISK_AT_ONCE // 485  # each with its length
-    assert [prepared.get_nowait() for _ in range(few)] == short[:few]
+    few = INLINE_BYTES_PER_TURN // 485  # each text with its length
+    assert [prepared.get_nowait()[0] for _ in range(few)] == short[:few]
     assert prepared.empty()
-    assert {(await prepared.get()).job_id for _ in range(11 - few)} == set(range(few, 11))
+    assert {(await prepared.get())[0].job_id for _ in range(11 - few)} == set(range(few, 11))
     preparation.prepare(short[0])
-    assert prepared.get_nowait() is short[0]
+    assert prepared.get_nowait()[0] is short[0]

@@ -1,4 +1,4 @@
-"""A block's requests prepared in its own threads: what waits, what is let go of, and who waits for nobody."""
+"""A block's requests prepared in its own threads: waiting, dropped and unaffected requests."""
 
 import asyncio
 import gc
@@ -15,8 +15,8 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.tensor import TensorTask
-from penstock.worker.job import WorkerJob
-from penstock.worker.running.preparation import INLINE_ELEMENTS, Preparation, PreparedCalls, PreparedRoom
+from penstock.worker.running.preparation import INLINE_ELEMENTS, Preparation, PreparedMemory
+from penstock.worker.worker_job import WorkerJob
 
 TEXTS = (TensorSpec("s", "BYTES", (-1,)),)
 MODEL = Signature(TEXTS, TEXTS, "onnx", "fp32")
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class SlowTask(TensorTask):
-    """Waits at a gate with every request, notes the threads, and weighs what it is told."""
+    """A task that waits at a gate with every request, records its threads, and weighs what the test says."""
 
     is_prepare_cheap = False
     is_finish_cheap = True
@@ -46,22 +46,24 @@ class SlowTask(TensorTask):
             try:
                 raise InvalidTensor("no such thing")
             except InvalidTensor as error:
-                caught = error  # a circle: the frame has the error, which has the frame
+                caught = error  # a cycle: the frame has the error, which has the frame
                 raise InvalidTensor("it is wrong") from caught
         return Prepared([])
 
 
 class Bench:
-    def __init__(self, task: TensorTask, room: PreparedRoom | None = None, block_id: str = "blk") -> None:
+    def __init__(self, task: TensorTask, room: PreparedMemory | None = None, block_id: str = "blk") -> None:
         self.outcomes: dict[int, Prepared | PenstockError] = {}
         self.finished: dict[int, list[Tensor] | PenstockError] = {}
-        self.room = room or PreparedRoom(100 * MIB)
-        calls = PreparedCalls(
-            lambda job, outcome: self.outcomes.update({job.job_id: outcome}),
-            lambda job, outcome: self.finished.update({job.job_id: outcome}),
-        )
-        self.preparation = Preparation(block_id, task, self.room, None, calls)
+        self.room = room or PreparedMemory(100 * MIB)
+        self.preparation = Preparation(block_id, task, self.room, None, self)
         self.has_room = lambda: not self.room._held
+
+    def on_prepared(self, job: WorkerJob, outcome: Prepared | PenstockError) -> None:
+        self.outcomes[job.job_id] = outcome
+
+    def end(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+        self.finished[job.job_id] = outcome
 
     def send(self, number: int, name: str = "s", timeout_s: float = 60.0, count: int = 1) -> WorkerJob:
         request = TaskRequest([Tensor(name, "BYTES", (count,), pack_bytes([b"x"] * count))], [])
@@ -77,8 +79,8 @@ def task() -> Iterator[SlowTask]:
     made.gate.set()
 
 
-async def test_a_block_that_is_slow_holds_up_no_other(task: SlowTask) -> None:
-    room = PreparedRoom(100 * MIB)
+async def test_a_slow_block_delays_no_other(task: SlowTask) -> None:
+    room = PreparedMemory(100 * MIB)
     slow = Bench(task, room, "slow")
     for number in range(20):
         slow.send(number)
@@ -90,7 +92,7 @@ async def test_a_block_that_is_slow_holds_up_no_other(task: SlowTask) -> None:
     assert not slow.outcomes
 
 
-async def test_what_is_cancelled_or_late_is_not_begun(task: SlowTask) -> None:
+async def test_a_cancelled_or_late_request_is_not_prepared(task: SlowTask) -> None:
     bench = Bench(task)
     bench.preparation._cores = 1
     bench.send(1, "first")
@@ -108,8 +110,8 @@ async def test_what_is_cancelled_or_late_is_not_begun(task: SlowTask) -> None:
     assert 2 not in bench.outcomes
 
 
-async def test_what_takes_much_waits_for_room_and_gives_it_back(task: SlowTask) -> None:
-    """Without the collector: whatever became of a request, nothing may refer to it."""
+async def test_large_requests_wait_for_room_and_release_it(task: SlowTask) -> None:
+    """Run without the garbage collector: nothing may refer to a request, however it ended."""
     bench = Bench(task)
     task.weight = 30 * MIB
     gc.disable()
@@ -129,7 +131,7 @@ async def test_what_takes_much_waits_for_room_and_gives_it_back(task: SlowTask) 
     assert task.begun == ["s", "wrong", "s"]
 
 
-async def test_what_takes_more_than_a_share_is_refused(task: SlowTask) -> None:
+async def test_a_request_larger_than_the_share_is_refused(task: SlowTask) -> None:
     bench = Bench(task)
     task.weight = 51 * MIB
     bench.send(1)
@@ -152,7 +154,7 @@ class NotingTask(TensorTask):
 
 
 @pytest.mark.parametrize(("count", "is_inline"), [(1, True), (INLINE_ELEMENTS, True), (INLINE_ELEMENTS + 1, False)])
-async def test_only_little_is_done_on_the_loop(count: int, is_inline: bool) -> None:
+async def test_only_small_requests_are_prepared_on_the_loop(count: int, is_inline: bool) -> None:
     task = NotingTask()
     bench = Bench(task)
     job = bench.send(1, count=count)

@@ -1,4 +1,4 @@
-"""A block with a model's own code: contexts, sessions, and models that answer many times."""
+"""A block with a model's own code: contexts, sessions, and models with several answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,8 +9,7 @@ from benchmarks.waiting import until
 from penstock.core.errors import DeadlineExceeded, Draining, EngineFailed, InvalidRequest, WorkerLost
 from penstock.core.requests import SessionStep
 from penstock.core.settings import Batching, Sessions
-from penstock.engines.base import ContextEngine
-from tests.worker_bed import Bed, Doubler, Storyteller, python_settings
+from tests.worker_bed import Bed, Storyteller, python_settings
 
 
 def make_bed(is_decoupled: bool = False, idle_s: float = 300.0, is_stateful: bool = False) -> tuple[Bed, Storyteller]:
@@ -42,15 +41,10 @@ def storyteller(bed: Bed) -> Storyteller:
     return bed.engine
 
 
-def test_the_engines_here_are_what_they_stand_for() -> None:
-    assert isinstance(Storyteller(), ContextEngine)
-    assert not isinstance(Doubler(), ContextEngine)
-
-
 # --- one answer
 
 
-async def test_requests_are_not_joined_nor_wait_for_company_nor_run_on_the_loop(bed: Bed) -> None:
+async def test_requests_are_not_joined_do_not_wait_for_others_and_do_not_run_on_the_loop(bed: Bed) -> None:
     for n in range(40):
         bed.send(n, n, request_id=f"r{n}")
     await bed.wait(40)
@@ -61,7 +55,7 @@ async def test_requests_are_not_joined_nor_wait_for_company_nor_run_on_the_loop(
     assert bed.value(7) == 14.0
 
 
-async def test_the_model_is_told_of_its_sessions(bed: Bed) -> None:
+async def test_the_model_is_notified_of_its_sessions(bed: Bed) -> None:
     bed.send(1, 1, session=SessionStep("s", 1, is_start=True))
     bed.send(2, 1, session=SessionStep("t", 7))
     bed.send(3, 1, session=SessionStep("s", 2))
@@ -74,7 +68,7 @@ async def test_the_model_is_told_of_its_sessions(bed: Bed) -> None:
     assert engine.contexts[3].is_end
 
 
-async def test_a_model_that_keeps_state_does_not_go_on_with_what_it_never_saw() -> None:
+async def test_a_stateful_model_does_not_continue_sessions_that_it_never_saw() -> None:
     bed, engine = make_bed(is_stateful=True)
     bed.send(1, 1, session=SessionStep("s", 1, is_start=True))
     bed.send(2, 1, session=SessionStep("s", 2))
@@ -94,14 +88,14 @@ async def test_a_session_has_ended_before_its_last_answer_is_sent(bed: Bed) -> N
     assert storyteller(bed).story == ["start s 1", "s ended"]
 
 
-async def test_a_session_that_starts_anew_ends_first(bed: Bed) -> None:
+async def test_a_restarted_session_ends_first(bed: Bed) -> None:
     for n in range(2):
         bed.send(n, 1, session=SessionStep("s", 1, is_start=True))
     await bed.wait(2)
-    assert storyteller(bed).story == ["start s 1", "s started anew", "start s 1"]
+    assert storyteller(bed).story == ["start s 1", "s restarted", "start s 1"]
 
 
-async def test_an_end_on_which_the_model_failed_is_an_end(bed: Bed) -> None:
+async def test_a_session_whose_last_step_failed_has_ended(bed: Bed) -> None:
     bed.send(1, -1, session=SessionStep("s", 1, is_end=True))
     bed.send(2, 1, session=SessionStep("s", 1))
     await bed.wait(2)
@@ -109,7 +103,7 @@ async def test_an_end_on_which_the_model_failed_is_an_end(bed: Bed) -> None:
     assert storyteller(bed).story == ["start s 1", "s ended", "start s 1"]
 
 
-async def test_an_idle_session_is_over_and_new_the_next_time() -> None:
+async def test_an_idle_session_ends_and_is_new_the_next_time() -> None:
     bed, engine = make_bed(idle_s=0.02)
     bed.send(1, 1, session=SessionStep("s"))
     bed.send(2, 1, session=SessionStep("t"))
@@ -123,7 +117,7 @@ async def test_an_idle_session_is_over_and_new_the_next_time() -> None:
     bed.close()
 
 
-async def test_sessions_are_over_when_the_worker_leaves() -> None:
+async def test_sessions_end_when_the_worker_leaves() -> None:
     bed, engine = make_bed()
     bed.send(1, 1, session=SessionStep("s"))
     await bed.wait(1)
@@ -134,7 +128,7 @@ async def test_sessions_are_over_when_the_worker_leaves() -> None:
     assert engine.story == ["start s 0", "s worker leaves"]
 
 
-async def test_sessions_are_over_when_a_block_is_closed_without_being_drained() -> None:
+async def test_sessions_end_when_a_block_is_closed_without_draining() -> None:
     bed, engine = make_bed()
     bed.send(1, 1, session=SessionStep("s"))
     await bed.wait(1)
@@ -143,7 +137,7 @@ async def test_sessions_are_over_when_a_block_is_closed_without_being_drained() 
     assert engine.story == ["start s 0", "s worker leaves"]
 
 
-async def test_what_waits_is_handed_back_and_its_session_was_never_here(bed: Bed) -> None:
+async def test_a_waiting_job_is_handed_back_and_its_session_was_never_known(bed: Bed) -> None:
     engine = storyteller(bed)
     engine.gate.clear()
     bed.send(1, 1, session=SessionStep("s"))
@@ -156,7 +150,7 @@ async def test_what_waits_is_handed_back_and_its_session_was_never_here(bed: Bed
     assert engine.story == ["start s 0", "s worker leaves"]
 
 
-async def test_a_probe_asks_the_engine_and_sends_the_model_no_request(bed: Bed) -> None:
+async def test_a_probe_asks_the_engine_without_a_request_to_the_model(bed: Bed) -> None:
     engine = storyteller(bed)
     told: list[str] = []
     bed.runner.probe(told.append)
@@ -171,7 +165,7 @@ async def test_a_probe_asks_the_engine_and_sends_the_model_no_request(bed: Bed) 
 # --- many answers
 
 
-async def test_a_decoupled_model_answers_in_order_and_ends_with_nothing(streaming: Bed) -> None:
+async def test_a_decoupled_model_answers_in_order_and_ends_with_an_empty_answer(streaming: Bed) -> None:
     streaming.send(1, 5, response_credits=8)
     await streaming.wait(1)
     assert streaming.partials == {1: [0.0, 1.0, 2.0, 3.0, 4.0]}
@@ -180,19 +174,19 @@ async def test_a_decoupled_model_answers_in_order_and_ends_with_nothing(streamin
     assert (statistics.success.count, statistics.execution_count, statistics.inference_count) == (1, 1, 1)
 
 
-async def test_a_decoupled_model_may_give_no_answer_at_all(streaming: Bed) -> None:
+async def test_a_decoupled_model_can_give_no_answer(streaming: Bed) -> None:
     streaming.send(1, 0, response_credits=1)
     await streaming.wait(1)
     assert (streaming.partials, streaming.answers) == ({}, {1: []})
 
 
-async def test_the_last_answer_needs_no_leave(streaming: Bed) -> None:
+async def test_the_last_answer_needs_no_credit(streaming: Bed) -> None:
     streaming.send(1, 3, response_credits=3)
     await streaming.wait(1)
     assert streaming.partials == {1: [0.0, 1.0, 2.0]}
 
 
-async def test_a_decoupled_model_is_asked_through_a_stream_only(streaming: Bed) -> None:
+async def test_a_decoupled_model_can_only_be_streamed(streaming: Bed) -> None:
     streaming.send(1, 5)
     await streaming.wait(1)
     assert isinstance(streaming.answers[1], InvalidRequest)
@@ -200,13 +194,13 @@ async def test_a_decoupled_model_is_asked_through_a_stream_only(streaming: Bed) 
     assert storyteller(streaming).contexts == []
 
 
-async def test_a_slow_reader_stops_the_model(streaming: Bed) -> None:
+async def test_a_slow_reader_pauses_the_model(streaming: Bed) -> None:
     engine = storyteller(streaming)
     job = streaming.send(1, 1000, response_credits=2)
     await until(lambda: engine.made == 3)
     await asyncio.sleep(0.05)
     assert streaming.partials == {1: [0.0, 1.0]}
-    assert engine.made == 3  # one is kept ready
+    assert engine.made == 3  # one answer is prefetched
     streaming.runner.allow(job, 5)
     await until(lambda: engine.made == 8)
     await asyncio.sleep(0.05)
@@ -228,7 +222,7 @@ async def test_a_cancel_closes_the_stream_and_frees_its_instance(streaming: Bed)
     assert engine.made == 4
 
 
-async def test_a_cancel_while_the_model_works_stops_it_after_that_answer(streaming: Bed) -> None:
+async def test_a_cancel_during_an_answer_stops_the_model_after_it(streaming: Bed) -> None:
     engine = storyteller(streaming)
     engine.gate.clear()
     job = streaming.send(1, 1000, response_credits=500)
@@ -249,7 +243,7 @@ async def test_the_deadline_closes_the_stream(streaming: Bed) -> None:
     assert engine.made == 2
 
 
-async def test_a_stream_that_waits_for_its_turn_expires_and_is_never_begun(streaming: Bed) -> None:
+async def test_a_stream_that_expires_while_waiting_is_never_started(streaming: Bed) -> None:
     engine = storyteller(streaming)
     running = streaming.send(1, 1000, response_credits=1)
     await until(lambda: engine.made == 2)
@@ -260,7 +254,7 @@ async def test_a_stream_that_waits_for_its_turn_expires_and_is_never_begun(strea
     streaming.runner.cancel(running)
 
 
-async def test_a_stream_goes_on_while_its_worker_drains_and_is_cut_when_the_block_is_closed() -> None:
+async def test_a_stream_continues_while_its_worker_drains_and_is_cut_when_the_block_is_closed() -> None:
     bed, engine = make_bed(is_decoupled=True)
     job = bed.send(1, 1000, response_credits=1)
     await until(lambda: engine.made == 2)
@@ -275,7 +269,7 @@ async def test_a_stream_goes_on_while_its_worker_drains_and_is_cut_when_the_bloc
     assert engine.made == 3
 
 
-async def test_a_model_that_fails_in_the_midst_has_given_its_answers(streaming: Bed) -> None:
+async def test_a_model_that_fails_between_answers_has_given_its_answers(streaming: Bed) -> None:
     streaming.send(1, -2, response_credits=8)
     await streaming.wait(1)
     assert streaming.partials == {1: [0.0, 1.0]}
@@ -283,7 +277,7 @@ async def test_a_model_that_fails_in_the_midst_has_given_its_answers(streaming: 
     assert streaming.runner.statistics.fail.count == 1
 
 
-async def test_a_stream_may_end_its_session(streaming: Bed) -> None:
+async def test_a_stream_can_end_its_session(streaming: Bed) -> None:
     streaming.send(1, 2, response_credits=8, session=SessionStep("s", 1, is_end=True))
     await streaming.wait(1)
     engine = storyteller(streaming)
@@ -302,13 +296,13 @@ async def test_a_cancelled_stream_has_not_ended_its_session() -> None:
     bed.close()
 
 
-async def test_a_hung_model_of_its_own_code_is_closed_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.worker.running.calls.CallRunner.close_s", 0.01)
+async def test_a_hanging_model_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.worker.running.call_runner.CallRunner.close_s", 0.01)
     bed, engine = make_bed()
     engine.gate.clear()
     bed.send(1, 1)
     await until(lambda: engine.entered == 1)
     bed.runner.close()
     await until(lambda: engine.is_closed)
-    assert isinstance(bed.answers[1], Draining), "who waits for it is told"
+    assert isinstance(bed.answers[1], Draining), "the waiting caller gets an error"
     engine.gate.set()

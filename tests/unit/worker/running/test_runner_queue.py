@@ -9,8 +9,8 @@ from benchmarks.waiting import until
 from penstock.core.errors import DeadlineExceeded, QueueTimeout
 from penstock.core.settings import Batching, Priorities, QueuePolicy
 from penstock.core.tensors import Array, to_array
-from penstock.models.settings import ModelSettings
-from penstock.worker.running.runner import MAX_PROBES
+from penstock.models.model_yaml import ModelSettings
+from penstock.worker.running.block_runner import MAX_PROBES
 from tests.worker_bed import Bed, Doubler, RowsTask
 
 LEVELS = ModelSettings(
@@ -21,7 +21,7 @@ LEVELS = ModelSettings(
 
 @pytest.fixture
 async def bed() -> AsyncIterator[Bed]:
-    """Its one instance is busy with job 0 until the gate opens."""
+    """Yield a block whose only instance is busy with job 0 until the gate opens."""
     made = Bed(LEVELS, is_steady=False)
     made.engine.gate.clear()
     made.send(0, 0)
@@ -30,7 +30,7 @@ async def bed() -> AsyncIterator[Bed]:
     made.close()
 
 
-async def test_a_high_level_overtakes_what_waits(bed: Bed) -> None:
+async def test_a_high_level_overtakes_waiting_jobs(bed: Bed) -> None:
     bed.send(1, 1, priority=3)
     bed.send(2, 2, priority=2)
     bed.send(3, 3, priority=1)
@@ -40,7 +40,7 @@ async def test_a_high_level_overtakes_what_waits(bed: Bed) -> None:
     assert bed.engine.values == [0, 3, 4, 2, 1]
 
 
-async def test_a_queue_timeout_rejects_on_time_while_the_model_is_busy(bed: Bed) -> None:
+async def test_a_queue_timeout_rejects_in_time_while_the_model_is_busy(bed: Bed) -> None:
     bed.send(1, 1, queue_timeout_s=0.02)
     bed.send(2, 2, queue_timeout_s=30.0)
     await bed.wait(1)
@@ -53,7 +53,7 @@ async def test_a_queue_timeout_rejects_on_time_while_the_model_is_busy(bed: Bed)
     assert bed.engine.values == [0, 2]
 
 
-async def test_deadlines_fire_on_time_while_the_model_is_busy(bed: Bed) -> None:
+async def test_deadlines_are_enforced_in_time_while_the_model_is_busy(bed: Bed) -> None:
     bed.send(1, 1, timeout_s=20.0)
     bed.send(2, 2, timeout_s=0.03)
     bed.send(3, 3, timeout_s=0.01)
@@ -65,7 +65,7 @@ async def test_deadlines_fire_on_time_while_the_model_is_busy(bed: Bed) -> None:
     assert bed.value(1) == 2.0
 
 
-async def test_a_delaying_level_serves_the_delayed_after_its_others(bed: Bed) -> None:
+async def test_a_delaying_level_serves_delayed_jobs_after_its_others(bed: Bed) -> None:
     bed.send(1, 1, priority=3, queue_timeout_s=0.0)
     bed.send(2, 2, priority=3, queue_timeout_s=30.0)
     await asyncio.sleep(0)
@@ -76,7 +76,7 @@ async def test_a_delaying_level_serves_the_delayed_after_its_others(bed: Bed) ->
     assert bed.count("penstock_failures_total", code="queue_timeout") == 0
 
 
-async def test_a_queue_deadline_that_passed_on_the_way_is_seen_before_the_batch_forms() -> None:
+async def test_a_queue_deadline_that_passed_in_transit_is_noticed_before_the_batch_forms() -> None:
     made = Bed(LEVELS)
     made.send(1, 1, queue_timeout_s=0.0)
     made.send(2, 2, timeout_s=0.0)
@@ -87,14 +87,14 @@ async def test_a_queue_deadline_that_passed_on_the_way_is_seen_before_the_batch_
     made.close()
 
 
-async def test_a_request_that_has_begun_is_not_timed_out_of_the_queue() -> None:
+async def test_a_started_request_does_not_time_out_in_the_queue() -> None:
     made = Bed(ModelSettings(), is_steady=False, task=RowsTask)
     made.engine.gate.clear()
     made.send(1, 1, 2, 3, queue_timeout_s=0.02)
     await until(lambda: made.runner.idle == 0)
     made.send(2, 9, queue_timeout_s=0.03)
     await made.wait(1)
-    assert list(made.answers) == [2]  # later due, so that of the first has passed as well
+    assert list(made.answers) == [2]  # due later, so the deadline of the first has passed as well
     made.engine.gate.set()
     await made.wait(2)
     outcome = made.answers[1]
@@ -103,7 +103,7 @@ async def test_a_request_that_has_begun_is_not_timed_out_of_the_queue() -> None:
     made.close()
 
 
-async def test_many_deadlines_are_all_met(bed: Bed) -> None:
+async def test_all_of_many_deadlines_are_enforced(bed: Bed) -> None:
     for n in range(1, 201):
         bed.send(n, n, timeout_s=0.001 * (n % 40), priority=1 + n % 3)
     await bed.wait(200)
@@ -111,7 +111,7 @@ async def test_many_deadlines_are_all_met(bed: Bed) -> None:
     assert 0 not in bed.answers
 
 
-async def test_a_probe_runs_the_model_in_its_turn() -> None:
+async def test_a_probe_runs_the_model_in_turn() -> None:
     made = Bed(LEVELS, is_steady=False)
     told: list[str] = []
     made.engine.gate.clear()
@@ -122,9 +122,9 @@ async def test_a_probe_runs_the_model_in_its_turn() -> None:
     made.engine.gate.set()
     await until(lambda: len(told) == 2)
     assert told == ["", ""]
-    assert made.engine.values == [5, 0]  # both were told of one run
+    assert made.engine.values == [5, 0]  # both were answered by one run
     assert made.engine.threads == {"m-0"}
-    assert made.runner.statistics.execution_count == 1  # it is no request
+    assert made.runner.statistics.execution_count == 1  # a probe is not a request
     made.close()
 
 
@@ -137,7 +137,7 @@ class Flaky(Doubler):
         return super().infer(instance, inputs, outputs)
 
 
-async def test_a_probe_tells_what_is_wrong() -> None:
+async def test_a_probe_reports_the_error() -> None:
     engine = Flaky()
     made = Bed(LEVELS, engine=engine)
     told: list[str] = []
@@ -150,7 +150,7 @@ async def test_a_probe_tells_what_is_wrong() -> None:
     made.close()
 
 
-async def test_a_model_that_was_not_warmed_up_gets_no_inputs_made_up() -> None:
+async def test_a_model_without_warmup_gets_no_invented_inputs() -> None:
     made = Bed(LEVELS.model_copy(update={"warm_up": False}))
     told: list[str] = []
     made.runner.probe(told.append)
@@ -159,7 +159,7 @@ async def test_a_model_that_was_not_warmed_up_gets_no_inputs_made_up() -> None:
     made.close()
 
 
-async def test_a_probe_of_a_hung_model_never_answers_and_blocks_nothing_else(bed: Bed) -> None:
+async def test_a_probe_of_a_hanging_model_never_answers_and_blocks_nothing_else(bed: Bed) -> None:
     told: list[str] = []
     for _ in range(MAX_PROBES + 10):
         bed.runner.probe(told.append)
@@ -174,17 +174,17 @@ async def test_a_probe_of_a_hung_model_never_answers_and_blocks_nothing_else(bed
     bed.runner.cancel(waiting)
     assert (list(bed.answers), bed.runner.waiting, told) == ([2], 0, ["other "])
     bed.engine.gate.set()
-    await until(lambda: len(told) == MAX_PROBES + 1)  # it woke up: those that are kept are told
+    await until(lambda: len(told) == MAX_PROBES + 1)  # the model continued: kept probes are answered
     other.close()
 
 
-async def test_one_hung_instance_of_two_leaves_the_other_to_serve_and_to_answer_probes() -> None:
+async def test_one_of_two_instances_hangs_and_the_other_serves_and_answers_probes() -> None:
     made = Bed(LEVELS, instances=2, is_steady=False)
     made.engine.gate.clear()
     made.send(0, 0)
     await until(lambda: made.engine.entered == 1)
     hung = made.engine.gate
-    made.engine.gate = type(hung)()  # the other instance has one of its own
+    made.engine.gate = type(hung)()  # the other instance has its own
     made.engine.gate.set()
     made.send(1, 1)
     await made.wait(1)

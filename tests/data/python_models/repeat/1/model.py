@@ -1,4 +1,4 @@
-"""One input again and again, after a pause each."""
+"""Returns one input repeatedly, with a pause before each answer."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The running sum of a session's inputs, and the sequence numbers of the requests that made it."""
+"""Returns the running sum of a session's inputs, and the sequence numbers of its requests."""
 
 import numpy as np
 

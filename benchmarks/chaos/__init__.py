@@ -1,1 +1,0 @@
-"""Fault scenarios against a real server: each kills, stops, floods or confuses it under load."""

@@ -1,1 +1,0 @@
-"""Scenarios of who may do what: limits, keys, tokens and certificates under load and faults."""

@@ -1,1 +1,0 @@
-"""Attacks on a running server: each is one strike, beside honest callers whose answers and waits are watched."""

@@ -1,1 +1,0 @@
-"""Faults of a cluster: its managers, gateways, workers and what they stand on."""

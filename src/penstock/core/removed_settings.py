@@ -1,0 +1,70 @@
+"""Former settings and keys of model.yaml that are now constants; if one is used, an error explains this."""
+
+REMOVED = frozenset(
+    (
+        # the server's settings
+        "limits.max_elements",
+        "limits.max_tensors",
+        "limits.max_parameters",
+        "limits.max_values",
+        "limits.max_keys",
+        "limits.max_control_bytes",
+        "limits.max_decoding_bytes",
+        "limits.max_headers",
+        "limits.max_connection_calls",
+        "limits.session_share",
+        "data_plane.max_attempts",
+        "response_cache.timeout_s",
+        "access.limits_timeout_s",
+        "data_plane.beat_s",
+        "data_plane.silence_s",
+        "data_plane.restart_backoff_s",
+        "data_plane.restart_backoff_max_s",
+        "data_plane.loop_hang_s",
+        "sessions.timeout_s",
+        "worker.zones",
+        "worker.own_cores",
+        "registry.max_files",
+        "registry.max_uploads",
+        "registry.upload_expiry_s",
+        "cluster.lease_s",
+        "cluster.suspect_s",
+        "cluster.offline_s",
+        "cluster.reconnect_s",
+        "cluster.forget_s",
+        "access.signing_rotate_s",
+        "triggers.attempts",
+        "triggers.timeout_s",
+        "async_requests.max_result_bytes",
+        "async_requests.max_run_s",
+        "search.timeout_s",
+        "search.max_sessions",
+        "directory.max_records",
+        # keys of model.yaml
+        "health.eject_max_s",
+        "health.max_ejected",
+        "health.unanswered_s",
+        "sessions.window",
+        "sessions.answers",
+        "sessions.max_sessions",
+        "batching.max_padding",
+        "batching.free_padding",
+        "batching.reach_tokens",
+        "embed.tokenizer",
+        "score.tokenizer",
+        "classify.tokenizer",
+        "classify.labels",
+        "python.class_name",
+        "tensorrt.optimization_level",
+        "tensorrt.workspace_mb",
+        "genai.max_batched_tokens",
+        "genai.prefix_caching",
+        "classify.max_scans",
+        "upscale.max_scans",
+    )
+)
+
+
+def removal(name: str) -> str:
+    """Return the error text for a removed setting's dotted name, or an empty text for any other name."""
+    return f"'{name}' is no longer a setting: its value is fixed, so remove it" if name in REMOVED else ""

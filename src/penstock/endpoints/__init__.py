@@ -1,0 +1,1 @@
+"""The framework of HTTP and gRPC endpoints: servers, guard, limits on connections, statuses."""

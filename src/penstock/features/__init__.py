@@ -1,0 +1,1 @@
+"""Capabilities, one folder each, which do not import each other."""

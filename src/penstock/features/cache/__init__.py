@@ -1,0 +1,1 @@
+"""The response cache: repeated and identical requests share one answer."""

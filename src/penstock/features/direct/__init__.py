@@ -1,0 +1,1 @@
+"""Direct connections from clients to workers."""

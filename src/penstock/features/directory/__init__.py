@@ -1,0 +1,1 @@
+"""The directory: inference servers and clusters that register themselves, and queries over them."""

@@ -1,0 +1,1 @@
+"""API keys, session-token keys, certificates and the audit log."""

@@ -1,0 +1,1 @@
+"""`penstock top`, the live view in a terminal."""

@@ -1,0 +1,1 @@
+"""The model registry: uploads, versions, aliases and downloads."""

@@ -1,0 +1,1 @@
+"""The request log: one row per inference request, in SQLite, PostgreSQL or TimescaleDB."""

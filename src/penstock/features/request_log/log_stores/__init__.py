@@ -1,0 +1,1 @@
+"""The stores of the request log."""

@@ -1,0 +1,1 @@
+"""Rollouts, traffic splits and shadow traffic."""

@@ -1,0 +1,1 @@
+"""The semantic policy: ranks blocks by the vectors of their texts."""

@@ -1,0 +1,1 @@
+"""Ordered sessions, within one gateway and between gateways."""

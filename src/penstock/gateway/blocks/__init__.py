@@ -1,0 +1,1 @@
+"""The block protocol: packets for any block, over gRPC and REST."""

@@ -1,1 +1,0 @@
-"""The doors that speak gRPC."""

@@ -1,0 +1,1 @@
+"""OpenAI's API for models that generate text."""

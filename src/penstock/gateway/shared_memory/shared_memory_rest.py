@@ -1,0 +1,113 @@
+"""The Open Inference Protocol's shared memory extension over REST."""
+
+import asyncio
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from penstock.core.errors import InvalidRequest
+from penstock.core.principals import INFERENCE_SCOPES
+from penstock.endpoints.http import schemas
+from penstock.endpoints.http.http_message import parse_object
+from penstock.endpoints.http.openapi import Route, json_answer, principal_of
+from penstock.gateway.http_calls import RestCalls
+from penstock.gateway.shared_memory.region import Region
+from penstock.gateway.shared_memory.regions import SharedMemory, cuda_not_supported
+
+SYSTEM = "/v2/systemsharedmemory"
+CUDA = "/v2/cudasharedmemory"
+ONE = "/region/{region}"
+NO_CUDA = "CUDA shared memory is not supported"
+
+
+class SharedMemoryRest:
+    def __init__(self, memory: SharedMemory, calls: RestCalls) -> None:
+        self._memory = memory
+        self._calls = calls
+
+    def _find_regions(self, request: Request) -> SharedMemory:
+        return self._memory.for_key(principal_of(request).key_id)
+
+    @Route(
+        "GET",
+        SYSTEM + "/status",
+        "List all shared memory regions",
+        needs=INFERENCE_SCOPES,
+        answer=schemas.SharedMemoryStatus,
+    )
+    @Route(
+        "GET",
+        SYSTEM + ONE + "/status",
+        "Return one shared memory region",
+        needs=INFERENCE_SCOPES,
+        answer=schemas.SharedMemoryStatus,
+    )
+    async def status(self, request: Request) -> Response:
+        found = await asyncio.to_thread(self._find_regions(request).status, _read_region_name(request))
+        return json_answer([_as_json(region) for region in found])
+
+    @Route(
+        "POST",
+        SYSTEM + ONE + "/register",
+        "Register a region of a POSIX shared memory object",
+        "The object must be on the server's machine, and the server's user must be able to read and write it.",
+        needs=INFERENCE_SCOPES,
+        body=schemas.SharedMemoryBody,
+        answer=schemas.Empty,
+    )
+    async def register(self, request: Request) -> Response:
+        given = parse_object(await self._calls.body(request), self._calls.limits)
+        key, byte_size, offset = given.get("key"), given.get("byte_size"), given.get("offset", 0)
+        if type(key) is not str or type(byte_size) is not int or type(offset) is not int:
+            raise InvalidRequest("'key' must be a string, 'byte_size' and 'offset' whole numbers")
+        await asyncio.to_thread(
+            self._find_regions(request).register, _read_region_name(request), key, offset, byte_size
+        )
+        return json_answer({})
+
+    @Route(
+        "POST",
+        SYSTEM + "/unregister",
+        "Unregister all shared memory regions",
+        needs=INFERENCE_SCOPES,
+        answer=schemas.Empty,
+    )
+    @Route(
+        "POST",
+        SYSTEM + ONE + "/unregister",
+        "Unregister a shared memory region",
+        needs=INFERENCE_SCOPES,
+        answer=schemas.Empty,
+    )
+    async def unregister(self, request: Request) -> Response:
+        await asyncio.to_thread(self._find_regions(request).unregister, _read_region_name(request))
+        return json_answer({})
+
+    @Route("GET", CUDA + "/status", NO_CUDA, needs=INFERENCE_SCOPES, answer=schemas.SharedMemoryStatus)
+    async def cuda_status(self, request: Request) -> Response:
+        return json_answer([])
+
+    @Route("GET", CUDA + ONE + "/status", NO_CUDA, needs=INFERENCE_SCOPES, answer=schemas.SharedMemoryStatus)
+    @Route("POST", CUDA + ONE + "/register", "Not supported", NO_CUDA, needs=INFERENCE_SCOPES, answer=schemas.Empty)
+    async def cuda_refusal(self, request: Request) -> Response:
+        raise cuda_not_supported(_read_region_name(request))
+
+    @Route(
+        "POST",
+        (CUDA + "/unregister", CUDA + ONE + "/unregister"),
+        NO_CUDA,
+        needs=INFERENCE_SCOPES,
+        answer=schemas.Empty,
+    )
+    async def cuda_unregister(self, request: Request) -> Response:
+        return json_answer({})
+
+
+def _read_region_name(request: Request) -> str:
+    """Return the region's name in the path, or an empty string."""
+    found: str = request.path_params.get("region", "")
+    return found
+
+
+def _as_json(region: Region) -> dict[str, object]:
+    return {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}

@@ -1,1 +1,0 @@
-"""Clients' streams of requests over gRPC and WebSockets, and answers as server-sent events."""

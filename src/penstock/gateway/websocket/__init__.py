@@ -1,0 +1,1 @@
+"""Streams of requests over WebSockets and gRPC."""

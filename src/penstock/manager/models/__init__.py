@@ -1,1 +1,0 @@
-"""The model registry: versions that are uploaded once and never change."""

@@ -1,0 +1,1 @@
+"""Updates for workers and gateways, by revision."""

@@ -1,1 +1,0 @@
-"""What workers and gateways are told, by revision."""

@@ -1,0 +1,90 @@
+"""The local lane: passes jobs, without encoding, to the worker in the same process."""
+
+import os
+from collections.abc import Callable, Sequence
+
+from penstock.core.cluster.local_worker import LocalOffer, LocalTask, LocalWorker
+from penstock.core.errors import PenstockError
+from penstock.core.requests import InferResponse
+from penstock.core.statistics import BlockStatistics
+from penstock.router.lanes.lane import LaneOwner, Member
+from penstock.router.slots import Job, Offer
+
+KEY = b"local"
+
+
+class LocalLane:
+    """A Lane to the one worker in this process."""
+
+    def __init__(
+        self,
+        worker: LocalWorker,
+        owner: LaneOwner,
+        on_offers: Callable[[Sequence[LocalOffer]], None] = lambda offers: None,
+    ) -> None:
+        self._worker = worker
+        self._owner = owner
+        self._on_offers = on_offers
+        self._member = Member(KEY, worker.worker_id, os.getpid(), self)
+
+    def open(self) -> None:
+        self._worker.attach(self)
+
+    # --- called by the owner
+
+    def send(self, worker: bytes, job: Job) -> None:
+        self._worker.run(
+            LocalTask(
+                job.job_id,
+                job.attempt,
+                job.block_id,
+                job.request,
+                job.deadline,
+                job.queue_deadline,
+                job.answers_ahead,
+            )
+        )
+
+    def cancel(self, worker: bytes, job_id: int) -> None:
+        self._worker.cancel(job_id)
+
+    def recall(self, worker: bytes, job_id: int) -> None:
+        self._worker.recall(job_id)
+
+    def allow(self, worker: bytes, job_id: int, answers: int) -> None:
+        self._worker.allow(job_id, answers)
+
+    def probe(self, worker: bytes, block_id: str) -> None:
+        self._worker.probe(block_id)
+
+    def wake(self, worker: bytes, block_id: str) -> None:
+        self._worker.wake(block_id)
+
+    async def statistics(self) -> list[BlockStatistics]:
+        return list(self._worker.statistics())
+
+    def tick(self, now: float) -> None:
+        """Do nothing: the worker runs in this process and cannot become silent."""
+
+    def close(self) -> None:
+        self._worker.detach()
+
+    # --- called by the worker: LocalReceiver
+
+    def offered(self, offers: Sequence[LocalOffer]) -> None:
+        member = self._member
+        before = member.resident()
+        member.blocks = {offer.block.block_id: offer.block for offer in offers}
+        member.dormant = {offer.block.block_id for offer in offers if offer.is_dormant}
+        given = [Offer(offer.block.block_id, offer.credits, member.worker_id) for offer in offers]
+        self._owner.joined(member, given, before - member.resident())
+        self._on_offers(offers)
+
+    def answered(self, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
+        self._owner.answered(KEY, job_id, attempt, outcome)
+
+    def handed_back(self, job_ids: Sequence[int]) -> None:
+        self._owner.handed_back(KEY, job_ids)
+
+    def probed(self, block_id: str, problem: str) -> None:
+        self._owner.probed(KEY, block_id, problem)

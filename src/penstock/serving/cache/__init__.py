@@ -1,1 +1,0 @@
-"""Answers given again, and runs shared by identical requests."""

@@ -1,1 +1,0 @@
-"""Requests that belong together, each run once and in order."""

@@ -1,1 +1,0 @@
-"""Where cached answers are kept: in memory, in SQLite, in Redis."""

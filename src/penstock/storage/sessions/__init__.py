@@ -1,1 +1,0 @@
-"""Records of sessions that outlive the gateway which has them."""

@@ -1,0 +1,1 @@
+"""Options, output, progress and server access that commands share."""

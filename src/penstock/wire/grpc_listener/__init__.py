@@ -1,0 +1,1 @@
+"""The gRPC server that all listeners based on grpcio use."""

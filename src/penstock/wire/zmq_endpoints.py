@@ -1,0 +1,50 @@
+"""ZeroMQ endpoints: each has the address that a socket binds to, and the address that peers connect to."""
+
+from typing import NamedTuple
+
+from penstock.core.cluster.addresses import Address
+
+TCP = "tcp://"
+_KEY = "#"
+
+
+def add_key(endpoint: str, key: str) -> str:
+    """Return the published form of an endpoint whose socket has this public key."""
+    return f"{endpoint}{_KEY}{key}"
+
+
+def split_key(endpoint: str) -> tuple[str, str]:
+    """Split a published endpoint into its address and its public key, which is empty for a plaintext socket."""
+    address, _, key = endpoint.partition(_KEY)
+    return address, key
+
+
+class Endpoint(NamedTuple):
+    """An address to bind to, and the host and port for peers if these differ. Port 0 means the port that was bound."""
+
+    bind: str  # in ZeroMQ's notation; port 0 lets the system choose a free port
+    host: str = ""
+    port: int = 0
+
+    @property
+    def to_bind(self) -> str:
+        return f"{self.bind[:-2]}:*" if self._has_open_port else self.bind
+
+    def for_heartbeats(self) -> "Endpoint":
+        """Return the endpoint for the heartbeat socket: a file beside this socket's file, or the next port."""
+        if not self.bind.startswith(TCP):
+            return Endpoint(f"{self.bind}.beats")
+        if self._has_open_port:
+            return self._replace(port=0)
+        host, _, port = self.bind.rpartition(":")
+        return Endpoint(f"{host}:{int(port) + 1}", self.host, self.port and self.port + 1)
+
+    def peer_address(self, bound: str) -> str:
+        """Return the address that peers connect to, given the address that the socket was bound to."""
+        if not self.bind.startswith(TCP) or not self.host:
+            return bound
+        return f"{TCP}{Address(self.host, self.port or int(bound.rpartition(':')[2]))}"
+
+    @property
+    def _has_open_port(self) -> bool:
+        return self.bind.startswith(TCP) and self.bind.rpartition(":")[2] in ("0", "*")

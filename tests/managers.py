@@ -1,0 +1,42 @@
+"""Managers for tests."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.core.blocks import BlockView
+from penstock.core.cluster.manager_records import ManagerRecord
+from penstock.features.admin.admin_service import ClusterService
+from penstock.features.admin.cluster_metrics import Overview
+from penstock.manager.control_plane import ControlPlane
+from penstock.manager.deploying.deployer import Deployer
+from penstock.manager.manager import Manager
+from penstock.manager.manager_server import AddService
+from penstock.pb.v1.cluster_pb2_grpc import add_ClusterServicer_to_server
+from penstock.storage.metadata.metadata_store import MetadataStore
+from penstock.wire.channels import PLAIN
+
+
+def make_manager(
+    store: MetadataStore,
+    repository: Path | None = None,
+    me: ManagerRecord | None = None,
+    *,
+    is_fresh: bool = False,
+    is_watching: bool = False,
+    **settings: Any,
+) -> Manager:
+    """Return a manager; `settings` are those of `ControlPlane`."""
+    control = ControlPlane(store, me, **settings)
+    return Manager(control, Deployer(control, repository, is_watching=is_watching), is_fresh=is_fresh)
+
+
+def administration(manager: Manager) -> AddService:
+    """Return what adds the administration's service to the manager's server."""
+    service = ClusterService(manager.control, manager.deployer, Overview(manager.control), PLAIN)
+    return partial(add_ClusterServicer_to_server, service)
+
+
+def block_views(manager: Manager) -> list[BlockView]:
+    """Return the blocks as gateways see them."""
+    return manager.control.term.publisher.blocks()

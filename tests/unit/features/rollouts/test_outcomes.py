@@ -1,0 +1,99 @@
+"""Outcome counts of blocks that routes name."""
+
+import pytest
+
+from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
+from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.errors import Cancelled, EngineFailed, RateLimited
+from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.features.rollouts.outcomes import BlockWatch, BlockWatches
+
+
+def request() -> InferRequest:
+    return InferRequest("m", [])
+
+
+def response(compute_ns: int = 1) -> InferResponse:
+    return InferResponse("m", "1", "", [], Timing(compute_ns=compute_ns))
+
+
+def test_buckets_contain_the_values_between_their_bounds() -> None:
+    for seconds in (0.00001, 0.0001, 0.00013, 0.003, 0.25, 7.0, 80.0):
+        bucket = bucket_of(seconds)
+        assert seconds <= upper_bound_s(bucket) * 1.0001
+        assert bucket == 0 or seconds >= upper_bound_s(bucket - 1) * 0.9999
+    assert bucket_of(1e9) == bucket_of(1e6)
+
+
+def test_quantiles_are_close_to_the_exact_ones() -> None:
+    latencies: dict[int, int] = {}
+    for number in range(1, 1001):
+        bucket = bucket_of(number / 1000)
+        latencies[bucket] = latencies.get(bucket, 0) + 1
+    for share in (0.5, 0.95):
+        found = quantile_s(latencies, share)
+        assert found is not None
+        assert abs(found - share) < 0.1 * share
+    assert quantile_s({}, 0.5) is None
+
+
+def test_outcomes_are_counted_and_taken_once() -> None:
+    watch = BlockWatch("blk-1")
+    asked = [request() for _ in range(6)]
+    for each in asked:
+        watch.begin_request(each)
+    watch.failed(asked[5], RateLimited("wait"))
+    watch.answered(asked[0], response(), 0.003)
+    watch.answered(asked[1], response(compute_ns=0), 0.000_02)
+    watch.failed(asked[2], EngineFailed("no"))
+    watch.failed(asked[3], Cancelled("left"))
+    (counts,) = watch.take(0.0)
+    assert (counts.answers, counts.errors, counts.latencies) == (2, {"engine_failed": 1}, {bucket_of(0.003): 1})
+    assert sum(counts.waiting.values()) == 1
+    watch.end_request(asked[4])
+    assert watch.take(0.0) == [AnswerCounts("blk-1")]
+
+
+def test_waiting_requests_are_reported_by_age() -> None:
+    watch = BlockWatch("blk-1")
+    asked = request()
+    watch.begin_request(asked)
+    (counts,) = watch.take(1e9)
+    (bucket,) = counts.waiting
+    assert bucket == bucket_of(1e9)
+
+
+def routed(*block_ids: str) -> NameRoute:
+    return NameRoute("m", tuple(Share(block_id, 1) for block_id in block_ids))
+
+
+def test_counts_continue_for_blocks_that_stay_watched() -> None:
+    watches = BlockWatches()
+    assert watches.watch([routed("a", "b")])
+    first = watches.of("a")
+    assert not watches.watch([routed("b", "a")])
+    assert watches.watch([routed("a")])
+    assert watches.of("a") is first
+    assert watches.of("b") is None
+    assert [counts.block_id for counts in watches.take()] == ["a"]
+
+
+def test_requests_right_after_one_for_the_other_block_are_also_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("penstock.features.rollouts.outcomes.now", lambda: clock[0])
+    watches = BlockWatches()
+    watches.watch([routed("old", "new")])
+    old, new = watches.of("old"), watches.of("new")
+    assert old is not None
+    assert new is not None
+    asked = [request() for _ in range(3)]
+    old.begin_request(asked[0])  # before any
+    new.begin_request(request())
+    clock[0] = 0.1
+    old.begin_request(asked[1])
+    clock[0] = 5.0
+    old.begin_request(asked[2])  # long after
+    for each in asked:
+        old.answered(each, response(), 0.003)
+    found = {(counts.block_id, counts.is_control): counts.answers for counts in watches.take()}
+    assert found == {("old", False): 3, ("old", True): 1, ("new", False): 0, ("new", True): 0}
