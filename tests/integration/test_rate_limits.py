@@ -18,6 +18,7 @@ from tests.servers import ROOT, floats, floats_json, log_lines, write_identity
 WAIT_S = 90.0
 # So slow that no tokens return while the tests run.
 REQUESTS = 40
+SPREAD = 24  # requests on separate connections, so many that both gateways get at least one
 LIMITS = {"requests_per_s": 0.001, "burst_s": REQUESTS * 1000.0, "tokens_per_s": 1000, "concurrency": 100}
 
 
@@ -107,10 +108,13 @@ async def test_all_gateways_and_protocols_share_a_callers_limits_and_outlive_red
         if way not in (caller.stream, caller.websocket):
             assert 0 < int(told["retry-after"]) <= 1000
             assert told["ratelimit"].startswith('"requests";r=0;')
-    await until_seen(lambda: server.metric("penstock_rate_limited", limit="requests") == len(ways), "they are counted")
+    for _ in range(SPREAD):  # so that both gateways know of the refusal
+        assert not (await caller.rest())[0]
+    refused = len(ways) + SPREAD
+    await until_seen(lambda: server.metric("penstock_rate_limited", limit="requests") == refused, "they are counted")
     assert server.status()["limits"] == {"store": "redis", "away": False, "share": 1.0}
     valkey.kill()
-    for _ in range(16):  # on separate connections, so that both gateways are used
+    for _ in range(SPREAD):
         assert not (await caller.rest())[0]  # a certain refusal needs no Redis
     await _until_away(server, 2)
     assert server.status()["limits"] == {"store": "redis", "away": True, "share": 0.5}
