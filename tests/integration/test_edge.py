@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import pytest
 from benchmarks.server import ServerProcess
 from benchmarks.suite.access import make_key
 from benchmarks.waiting import eventually
+from penstock.features.edge.envoy_http import SMALL_BYTES
 from penstock.pb.blocks.inference_pb2 import BlockInferencePacket
 from penstock.pb.blocks.inference_pb2_grpc import BlockInferenceServiceStub
+from penstock.pb.inference.grpc_service_pb2 import ModelInferResponse
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.chaos.edge.edge_ends import drain, kill
 from tests.chaos.report import ChaosPlan
@@ -47,13 +50,14 @@ def server(authority: TestAuthority, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def grpc_code(server: ServerProcess, authority: TestAuthority, name: str, *metadata: tuple[str, str]) -> str:
-    """Return the status of three calls of this caller: the first ones and the later ones have different servers."""
+    """Return the status of a small and of a large call of this caller, which have different servers."""
     codes = set()
     with authority.channel(server.grpc, name) as channel:
-        for _ in range(3):
+        for count in (1, SMALL_BYTES):
             try:
                 call = GRPCInferenceServiceStub(channel).ModelInfer
-                assert answered(call(floats("factor", 3.0), metadata=metadata, timeout=WAIT_S)) == [6.0]
+                found = answered(call(floats("factor", *[3.0] * count), metadata=metadata, timeout=WAIT_S))
+                assert found == [6.0] * count
                 codes.add("OK")
             except grpc.RpcError as error:
                 codes.add(error.code().name)
@@ -91,33 +95,58 @@ def test_no_client_can_claim_an_identity(server: TlsServer, authority: TestAutho
         assert grpc_code(server, authority, name, *metadata) == "UNAUTHENTICATED"
 
 
-def test_a_key_is_learned_and_then_answered_by_the_native_server(server: TlsServer, authority: TestAuthority) -> None:
-    key = make_key(server.log.parent / "data")
-    assert grpc_code(server, authority, "", ("x-api-key", key)) == "OK"
-    assert rest_code(server, authority, "", server.http_port, **{"x-api-key": key}) == 200
-    assert requests_of(server, "native") >= 2
+def test_small_messages_go_to_the_native_server(server: TlsServer, authority: TestAuthority) -> None:
+    key = ("x-api-key", make_key(server.log.parent / "data"))
+    assert rest_code(server, authority, "", server.http_port, **dict([key])) == 200
+    with authority.channel(server.grpc) as channel:
+        call = GRPCInferenceServiceStub(channel).ModelInfer
+        for count, is_compressed, name in (
+            (1, False, "native"),
+            (SMALL_BYTES // 4 - 100, False, "native"),
+            (SMALL_BYTES // 4, False, "grpc"),
+            (3 * SMALL_BYTES, False, "grpc"),
+            (1, True, "grpc"),
+        ):
+            before = requests_of(server, name)
+            compression = grpc.Compression.Gzip if is_compressed else grpc.Compression.NoCompression
+            numbers = floats("factor", *[3.0] * count)
+            assert len(answered(call(numbers, metadata=[key], timeout=WAIT_S, compression=compression))) == count
+            assert requests_of(server, name) == before + 1, (count, is_compressed)
+
+
+def test_the_first_byte_of_a_small_message_may_come_late(server: TlsServer, authority: TestAuthority) -> None:
+    """A call is held until its message is complete, also if the message arrives in parts."""
+    key = make_key(server.log.parent / "data", name="late")
+    message = floats("factor", 3.0).SerializeToString()
+    with authority.channel(server.grpc) as channel:
+        calls = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        def late() -> Iterator[bytes]:
+            time.sleep(0.2)
+            yield message
+
+        found = calls(late(), metadata=[("x-api-key", key)], timeout=WAIT_S)
+    assert answered(ModelInferResponse.FromString(found)) == [6.0]
 
 
 def packet_codes(server: TlsServer, authority: TestAuthority, key: str) -> tuple[str, int]:
     """Return the gRPC and the HTTP status of a packet from the holder of a key."""
     data = {"inputs": {"x": [[3.0]]}}
     body = {"block_id": "factor", "session_id": "s", "data": data}
-    codes, found = set(), {}
+    found = {}
     with authority.channel(server.grpc) as channel:
         packet = BlockInferencePacket(block_id="factor", session_id="s", data=json.dumps(data))
-        for _ in range(3):  # a caller's first calls and the later ones have different servers
-            try:
-                call = BlockInferenceServiceStub(channel).infer
-                found = json.loads(call(packet, metadata=[("x-api-key", key)], timeout=WAIT_S).data)
-                codes.add("OK")
-            except grpc.RpcError as error:
-                codes.add(error.code().name)
+        try:
+            call = BlockInferenceServiceStub(channel).infer
+            found = json.loads(call(packet, metadata=[("x-api-key", key)], timeout=WAIT_S).data)
+            code = "OK"
+        except grpc.RpcError as error:
+            code = error.code().name
     context, headers = authority.context(), {"x-api-key": key}
     with httpx.Client(base_url=server.http_url, verify=context, headers=headers, timeout=WAIT_S) as client:
         answer = client.post("/v1/infer", json=body)
     if answer.status_code == 200:
         assert found == answer.json()["data"] == {"outputs": {"y": [[6.0]]}}
-    (code,) = codes
     return code, answer.status_code
 
 

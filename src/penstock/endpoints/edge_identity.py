@@ -12,7 +12,6 @@ from penstock.wire.credentials.certificate_names import names_of_pem
 
 PREFIX = "x-penstock-"
 CLIENT, CERTIFICATE = f"{PREFIX}client", f"{PREFIX}certificate"
-ADMITTED = f"{PREFIX}admitted"  # in an answer: the guard has admitted the caller
 NAMES_BYTES = (CLIENT.encode(), CERTIFICATE.encode())
 CACHED = 4096
 

@@ -167,8 +167,7 @@ class GrpcServer:
             read = control_reader(GetMessageClass(method.input_type).FromString, self._limits.max_control_bytes)
             answer = answer if method.client_streaming else with_readable_message(answer)
         if not method.client_streaming:
-            informs_edge = self._edge.is_behind_edge and method.full_name == f"{SERVICE}.ModelInfer"
-            answer = with_message(answer, self._traffic, make_reader is not None, informs_edge)
+            answer = with_message(answer, self._traffic, make_reader is not None)
         is_stream = method.server_streaming
         make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
         answer = with_guard(method.name, answer, self._edge, needs)

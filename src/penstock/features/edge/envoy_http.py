@@ -1,7 +1,6 @@
 """The handling of HTTP in Envoy's configuration: limits, identities, routes and access lines."""
 
 from collections.abc import Iterable
-from importlib.resources import files
 
 from penstock.features.edge.envoy_shape import (
     BUFFER_BYTES,
@@ -12,21 +11,17 @@ from penstock.features.edge.envoy_shape import (
     EdgeShape,
     named,
     seconds,
+    wasm_plugin,
 )
 
-BUFFER = "envoy.filters.http.buffer"
-BUFFER_TYPE = f"{TYPE}.extensions.filters.http.buffer.v3.Buffer"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-ENVELOPE_BYTES = 1024 * 1024  # bytes of a message besides its tensors
-LARGE_BYTES = 1024 * 1024  # larger messages go to grpcio, which bounds the bytes of large messages
-KNOWN_S = 10  # a caller whom the guard admitted counts as known for this time
-WINDOW_BYTES = 256 * 1024  # bytes that a client may send on a stream before the gateway reads them
+SMALL_BYTES = 256 * 1024  # larger messages go to grpcio, which reads them when there is room for them
+WINDOW_BYTES = SMALL_BYTES  # bytes that a client may send on a stream before the gateway reads them
 IDLE_GRPC_S = 15 * 60.0  # a client whose connection was closed between calls opens another by itself
 TRIES = 6  # to connect to a gateway, which may be restarting: with these pauses, about three seconds
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-KNOWN_CALLERS = "envoy.filters.http.lua.known"
-# Only answers of grpcio show which caller the guard admitted, so the script skips answers of the native server.
-NOTHING_TO_LEARN = {KNOWN_CALLERS: {"@type": f"{TYPE}.extensions.filters.http.lua.v3.LuaPerRoute", "disabled": True}}
+SMALL_MESSAGES = "envoy.filters.http.wasm"  # off, except for the calls whose server it chooses
+SERVER = "x-penstock-server"
 OFFER_S = 24 * 60 * 60  # clients may remember for this time that a port serves HTTP/3
 STREAMS = 1000  # concurrent calls of one connection; clients delay further calls
 
@@ -144,15 +139,22 @@ _ACCESS_LINE = {
 
 def _virtual_host(shape: EdgeShape) -> Document:
     routes: list[Document] = []
-    streamed: Document = {}
     if shape.backends[0].native:
-        to_native = {"path": INFER, "headers": [{"name": "x-penstock-server", "string_match": {"exact": "native"}}]}
-        routes.append({"match": to_native, "route": _make_route("native"), "typed_per_filter_config": NOTHING_TO_LEARN})
-        streamed = {"typed_per_filter_config": {BUFFER: {"@type": f"{BUFFER_TYPE}PerRoute", "disabled": True}}}
-    routes.append({"match": {"prefix": "/", "grpc": {}}, "route": _make_route("grpc"), **streamed})
+        to_native = {"path": INFER, "headers": [{"name": SERVER, "string_match": {"exact": "native"}}]}
+        routes.append({"match": to_native, "route": _make_route("native")})
+        routes.append(_undecided_route(shape))
+    routes.append({"match": {"prefix": "/", "grpc": {}}, "route": _make_route("grpc")})
     if shape.backends[0].http:
-        routes.append({"match": {"prefix": "/"}, "route": _make_route("http"), **streamed})
+        routes.append({"match": {"prefix": "/"}, "route": _make_route("http")})
     return {"name": "penstock", "domains": ["*"], "request_body_buffer_limit": BUFFER_BYTES, "routes": routes}
+
+
+def _undecided_route(shape: EdgeShape) -> Document:
+    """Return the route of a ModelInfer whose server the filter for small messages chooses."""
+    undecided = {"path": INFER, "grpc": {}, "headers": [{"name": SERVER, "present_match": False}]}
+    route = {**_make_route("grpc"), "idle_timeout": seconds(shape.limits.body_timeout_s)}
+    enabled = {SMALL_MESSAGES: {"@type": f"{TYPE}.config.route.v3.FilterConfig", "config": {}}}
+    return {"match": undecided, "route": route, "typed_per_filter_config": enabled}
 
 
 def _make_route(cluster: str) -> Document:
@@ -172,10 +174,9 @@ def _make_route(cluster: str) -> Document:
 
 def _http_filters(shape: EdgeShape) -> Iterable[Document]:
     if shape.backends[0].native:
-        yield _lua_filter(KNOWN_CALLERS, "known_callers.lua")
-        most = shape.limits.max_message_bytes + ENVELOPE_BYTES
-        yield named(BUFFER, {"@type": BUFFER_TYPE, "max_request_bytes": most})
-        yield _lua_filter("envoy.filters.http.lua.size", "whole_messages.lua")
+        config = f"{TYPE}.extensions.filters.http.wasm.v3.Wasm"
+        plugin = wasm_plugin("small_messages", SMALL_BYTES) | {"allow_on_headers_stop_iteration": True}
+        yield named(SMALL_MESSAGES, {"@type": config, "config": plugin}) | {"disabled": True}
     yield router()
 
 
@@ -186,11 +187,3 @@ def router() -> Document:
         "dynamic_stats": False,
     }
     return named("envoy.filters.http.router", router)
-
-
-def _lua_filter(name: str, file: str) -> Document:
-    folder = files(__package__)
-    text = folder.joinpath("caller.lua").read_text() + folder.joinpath(file).read_text()
-    text = text.replace("@known_s@", str(KNOWN_S)).replace("@large_bytes@", str(LARGE_BYTES))
-    config = {"@type": f"{TYPE}.extensions.filters.http.lua.v3.Lua", "default_source_code": {"inline_string": text}}
-    return named(name, config)

@@ -1,8 +1,6 @@
 """The listeners in Envoy's configuration: TLS, HTTP/3, limits of connections, and the answer to plain HTTP."""
 
-import base64
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from penstock.core.config import Limits
@@ -17,6 +15,7 @@ from penstock.features.edge.envoy_shape import (
     TlsResources,
     named,
     seconds,
+    wasm_plugin,
 )
 
 HTTP = "envoy.filters.network.http_connection_manager"
@@ -97,22 +96,9 @@ def _make_http3_listener(shape: EdgeShape, port: EdgePort) -> Document:
 def _connection_limit_filter(shape: EdgeShape) -> Document:
     """Return the filter that limits the connections of each client address; its source is connections.c."""
     most = max(1, int(shape.limits.client_share * shape.most_connections))
-    code = files(__package__).joinpath("connections.wasm").read_bytes()
     return named(
         "envoy.filters.network.wasm",
-        {
-            "@type": f"{TYPE}.extensions.filters.network.wasm.v3.Wasm",
-            "config": {
-                "name": "connections",
-                "failure_policy": "FAIL_RELOAD",
-                "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": str(most)},
-                "vm_config": {
-                    "vm_id": "connections",
-                    "runtime": "envoy.wasm.runtime.v8",
-                    "code": {"local": {"inline_bytes": base64.b64encode(code).decode()}},
-                },
-            },
-        },
+        {"@type": f"{TYPE}.extensions.filters.network.wasm.v3.Wasm", "config": wasm_plugin("connections", most)},
     )
 
 

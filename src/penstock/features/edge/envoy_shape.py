@@ -1,7 +1,9 @@
 """The input of Envoy's configuration: ports, certificates, sockets and limits."""
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Literal
 
 from penstock.core.config import Limits
@@ -69,3 +71,18 @@ def named(name: str, config: Document) -> Document:
 
 def seconds(value: float) -> str:
     return f"{value:g}s"
+
+
+def wasm_plugin(name: str, number: int) -> Document:
+    """Return a filter of this folder that is compiled for WebAssembly; `number` is its configuration."""
+    code = files(__package__).joinpath(f"{name}.wasm").read_bytes()
+    return {
+        "name": name,
+        "failure_policy": "FAIL_RELOAD",
+        "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": str(number)},
+        "vm_config": {
+            "vm_id": name,
+            "runtime": "envoy.wasm.runtime.v8",
+            "code": {"local": {"inline_bytes": base64.b64encode(code).decode()}},
+        },
+    }

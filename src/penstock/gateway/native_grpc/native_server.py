@@ -115,7 +115,9 @@ class NativeServer:
         self._is_scheduled = False
         self._delivered = self._delivered_bytes = self._started = self._started_bytes = 0
         self._most_waiting = 2 * limits.max_inflight_requests  # the same limit as in grpcio
-        self._most_waiting_bytes = max(2 * limits.max_inflight_bytes, self._most_bytes)
+        # The edge sends small messages only, and strangers' messages as well.
+        most_waiting = limits.max_inflight_bytes // 2 if edge.is_behind_edge else 2 * limits.max_inflight_bytes
+        self._most_waiting_bytes = max(most_waiting, self._most_bytes)
         max_held = self._traffic.transit.incoming.max_bytes
         self._watch = NativeLimits(limits, max_held, max_connections, IDLE_S)
         self._whole_bytes = self._watch.whole_bytes

@@ -18,7 +18,7 @@ from penstock.core.principals import ADMIN_SCOPES, ANY_SCOPE, ANYBODY, INFERENCE
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.endpoints import statuses
 from penstock.endpoints.credentials import Credentials
-from penstock.endpoints.edge_identity import ADMITTED, identity_of_metadata
+from penstock.endpoints.edge_identity import identity_of_metadata
 from penstock.endpoints.grpc.grpc_traffic import GrpcTraffic
 from penstock.endpoints.guard import Guard, needs_scope
 from penstock.endpoints.large_messages import HUGE_BYTES, LARGE_BYTES, LargeMessagePool
@@ -52,7 +52,6 @@ SINGLE = "penstock-single"
 InferMessage: TypeAlias = pb.ModelInferRequest | TypedMessage | PenstockError
 # The part of the limit on held bytes that gRPC may use behind the edge, which holds incomplete messages itself.
 EDGE_SHARE = 0.5
-SMALL_BYTES = 1024 * 1024  # the edge sends larger messages to this server, not to the native one
 NO_MESSAGE = pb.ModelInferRequest()
 
 
@@ -283,13 +282,9 @@ class _GrpcExchange:
 
 
 def with_message(
-    answer: Callable[..., Awaitable[Any]], traffic: GrpcTraffic, may_be_large: bool = True, informs_edge: bool = False
+    answer: Callable[..., Awaitable[Any]], traffic: GrpcTraffic, may_be_large: bool = True
 ) -> Callable[..., Awaitable[Any]]:
-    """Wrap a method with a single message, so that GrpcTraffic awaits the message instead of gRPC.
-
-    `informs_edge`: inform the edge when the guard has admitted the caller of a small message, so that the edge sends
-    the caller's next messages to the native server.
-    """
+    """Wrap a method with a single message, so that GrpcTraffic awaits the message instead of gRPC."""
 
     async def answer_received(_: object, context: Context, principal: Principal) -> Any:
         traffic.running += 1
@@ -297,19 +292,11 @@ def with_message(
             message = await traffic.message(context, may_be_large)
             if message is grpc.aio.EOF:
                 raise InvalidRequest("the call has no message")
-            if informs_edge and _is_small(message):
-                await context.send_initial_metadata(((ADMITTED, "1"),))
             return await answer(message, context, principal)
         finally:
             traffic.running -= 1
 
     return answer_received
-
-
-def _is_small(message: InferMessage) -> bool:
-    if not isinstance(message, pb.ModelInferRequest):
-        return False
-    return sum([len(part) for part in message.raw_input_contents]) <= SMALL_BYTES
 
 
 def with_guard(name: str, answer: Callable[..., Awaitable[Any]], edge: OipGrpc, needs: Needs) -> Callable[..., Any]:

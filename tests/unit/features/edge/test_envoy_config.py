@@ -62,10 +62,11 @@ def test_envoy_accepts_http3(tmp_path: Path) -> None:
     assert over_udp["address"]["socket_address"] == over_tcp["address"]["socket_address"] | {"protocol": "UDP"}
 
 
-def test_the_filter_for_connections_is_compiled_from_its_source() -> None:
+@pytest.mark.parametrize("name", ["connections", "small_messages"])
+def test_a_filter_is_compiled_from_its_source(name: str) -> None:
     folder = Path(edge.__file__).parent
-    source = (folder / "connections.c").read_bytes()
-    compiled = (folder / "connections.wasm").read_bytes()
+    source = (folder / f"{name}.c").read_bytes()
+    compiled = (folder / f"{name}.wasm").read_bytes()
     assert compiled.endswith(b"source" + hashlib.sha256(source).digest()), "run scripts/wasm"
 
 
@@ -93,9 +94,12 @@ def test_every_gateway_is_a_backend_of_each_protocol() -> None:
 
 
 def test_only_marked_calls_reach_the_native_server() -> None:
-    routes = manager_of(envoy_document(shape()))["route_config"]["virtual_hosts"][0]["routes"]
-    assert [route["route"]["cluster"] for route in routes] == ["native", "grpc", "http"]
+    manager = manager_of(envoy_document(shape()))
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    assert [route["route"]["cluster"] for route in routes] == ["native", "grpc", "grpc", "http"]
     assert routes[0]["match"]["headers"][0]["name"] == "x-penstock-server"
+    assert [each.get("disabled", False) for each in manager["http_filters"]] == [True, False]
+    assert ["typed_per_filter_config" in route for route in routes] == [False, True, False, False]
 
 
 def test_a_client_has_a_small_buffer_and_its_bodies_can_be_sent_again() -> None:
@@ -105,7 +109,7 @@ def test_a_client_has_a_small_buffer_and_its_bodies_can_be_sent_again() -> None:
     assert manager_of(document)["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"] == 1024 * 1024
 
 
-def test_without_the_native_server_nothing_is_buffered() -> None:
+def test_without_the_native_server_nothing_is_held() -> None:
     manager = manager_of(envoy_document(shape(is_native=False)))
     assert [each["name"] for each in manager["http_filters"]] == ["envoy.filters.http.router"]
     routes = manager["route_config"]["virtual_hosts"][0]["routes"]
