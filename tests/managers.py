@@ -14,7 +14,7 @@ from penstock.manager.manager import Manager
 from penstock.manager.manager_server import AddService
 from penstock.pb.v1.cluster_pb2_grpc import add_ClusterServicer_to_server
 from penstock.storage.metadata.metadata_store import MetadataStore
-from penstock.wire.channels import PLAIN
+from penstock.wire.channels import PLAIN_CHANNELS
 
 
 def make_manager(
@@ -33,7 +33,7 @@ def make_manager(
 
 def administration(manager: Manager) -> AddService:
     """Return what adds the administration's service to the manager's server."""
-    service = ClusterService(manager.control, manager.deployer, Overview(manager.control), PLAIN)
+    service = ClusterService(manager.control, manager.deployer, Overview(manager.control), PLAIN_CHANNELS)
     return partial(add_ClusterServicer_to_server, service)
 
 

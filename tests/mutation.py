@@ -106,13 +106,13 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
             "there are two spans",
         ),
         (
-            "usual_s = quantile_s(old.latencies, share) or 0.0",
-            "usual_s = quantile_s(old.latencies, share) or 1.0",
+            "usual_s = compute_quantile_s(old.latencies, share) or 0.0",
+            "usual_s = compute_quantile_s(old.latencies, share) or 1.0",
             "there are at least MIN_OLD latencies",
         ),
         (
-            "found_s = quantile_s(new.latencies, share) or 0.0",
-            "found_s = quantile_s(new.latencies, share) or 1.0",
+            "found_s = compute_quantile_s(new.latencies, share) or 0.0",
+            "found_s = compute_quantile_s(new.latencies, share) or 1.0",
             "there are at least MIN_LATENCIES latencies",
         ),
     ),

@@ -10,7 +10,7 @@ import grpc
 
 from penstock.client.registry import RegistryClient
 from penstock.core.config import RegistrySettings
-from penstock.endpoints.guard import Guard, open_guard
+from penstock.endpoints.guard import Guard, create_open_guard
 from penstock.endpoints.guarded_server import GuardedServer
 from penstock.features.registry.manifest import Manifest, make_manifest
 from penstock.features.registry.model_registry import ModelRegistry
@@ -57,7 +57,7 @@ async def registry_bed(
     objects = objects or FolderObjects(folder / "objects")
     registry = ModelRegistry(store, objects, folder / "uploads", settings or RegistrySettings(), rules=rules)
     server = grpc.aio.server()
-    endpoint = GuardedServer(server, guard or open_guard())
+    endpoint = GuardedServer(server, guard or create_open_guard())
     registry_pb2_grpc.add_ModelRegistryServicer_to_server(ModelRegistryService(registry, read_s), endpoint)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

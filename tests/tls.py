@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 
 from benchmarks.server import ServerProcess
-from penstock.wire.credentials.authority import CA, Authority
-from penstock.wire.credentials.client_tls import client_context, client_credentials
+from penstock.wire.credentials.authority import CA_FILE, Authority
+from penstock.wire.credentials.client_tls import create_client_context, create_client_credentials
 from penstock.wire.credentials.tls_files import TlsFiles
 
 HOSTS = ("localhost", "127.0.0.1")
@@ -29,7 +29,7 @@ class TestAuthority:
 
     @property
     def ca(self) -> str:
-        return str(self.folder / CA)
+        return str(self.folder / CA_FILE)
 
     def files(self, name: str = "") -> TlsFiles:
         """Return the TLS files of an issued certificate, or those of a client without a certificate."""
@@ -41,11 +41,11 @@ class TestAuthority:
         return {"tls": {"cert": files.cert, "key": files.key, "ca": files.ca, **further}}
 
     def context(self, name: str = "") -> ssl.SSLContext:
-        return client_context(self.files(name))
+        return create_client_context(self.files(name))
 
     def channel(self, address: str, name: str = "") -> grpc.Channel:
         options = (("grpc.use_local_subchannel_pool", 1),)  # each channel has its own connection
-        return grpc.secure_channel(address, client_credentials(self.files(name)), options=options)
+        return grpc.secure_channel(address, create_client_credentials(self.files(name)), options=options)
 
 
 class TlsServer(ServerProcess):

@@ -12,7 +12,7 @@ from typing import get_args
 
 from penstock.core.requests import InferRequest
 from penstock.core.settings import Policy, Routing
-from penstock.router.actions import Send
+from penstock.router.actions import SendJob
 from penstock.router.jobs import JobTable
 from penstock.router.queues import BlockRules
 from penstock.router.slots import Job, Offer
@@ -53,13 +53,13 @@ class _Traffic:
         for job in made:
             now = job.job_id * 1e-4
             for action in table.submit(job, now):
-                if isinstance(action, Send):
+                if isinstance(action, SendJob):
                     running.append(action.job)
             while len(table) > IN_FLIGHT:
                 oldest = running.popleft()
                 assert oldest.slot is not None
                 _, actions = table.complete(oldest.slot.worker, oldest.job_id, oldest.attempt, now)
-                running.extend(action.job for action in actions if isinstance(action, Send))
+                running.extend(action.job for action in actions if isinstance(action, SendJob))
         return (time.process_time() - start) / jobs * 1e6
 
 

@@ -21,8 +21,8 @@ from penstock.experiments.load.payloads import build_built_in_payloads, encode
 from penstock.experiments.processes import ServerRun
 from penstock.models.convert.speed import spread
 from penstock.models.samples.noop import NOOP, write_noop
-from penstock.wire.credentials.authority import CA, Authority
-from penstock.wire.credentials.client_tls import client_context
+from penstock.wire.credentials.authority import CA_FILE, Authority
+from penstock.wire.credentials.client_tls import create_client_context
 from penstock.wire.credentials.tls_files import TlsFiles
 
 TEXT = "minilm"
@@ -54,7 +54,7 @@ class SecuredServer(ServerRun):
 
     def _is_ready(self, http: str) -> bool:
         try:
-            context = client_context(TlsFiles("", "", self._files.ca))
+            context = create_client_context(TlsFiles("", "", self._files.ca))
             with urllib.request.urlopen(f"{http}/v2/health/ready", timeout=2, context=context) as answer:
                 return bool(answer.status == 200)
         except OSError:
@@ -112,7 +112,7 @@ def _bed(models: Path, folder: Path, triton: Path | None) -> Iterator[EdgeBed]:
     authority = Authority.create(folder / "certs", "the benchmark's authority", 10)
     authority.issue("server", ("localhost", "127.0.0.1"), is_client=False)
     certs = folder / "certs"
-    files = TlsFiles(str(certs / "server.pem"), str(certs / "server-key.pem"), str(certs / CA))
+    files = TlsFiles(str(certs / "server.pem"), str(certs / "server-key.pem"), str(certs / CA_FILE))
     with ExitStack() as stack:
         servers: dict[str, SecuredServer | TritonServer] = {
             place: stack.enter_context(SecuredServer(repository, folder / place, files, edge))

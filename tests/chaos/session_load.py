@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from penstock.core.errors import BY_CODE, DeadlineExceeded
+from penstock.core.errors import ERRORS_BY_CODE, DeadlineExceeded
 from penstock.pb.inference import grpc_service_pb2 as pb
 from tests.chaos.checked_load import EchoQuestion
 from tests.chaos.unordered import UnorderedStream
@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 # A separate connection for each client.
 OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 # After these errors the session's step can be repeated: a client that wants its answer sends it again.
-AGAIN = {code for code, error in BY_CODE.items() if error.is_retryable} | {DeadlineExceeded.code}
+AGAIN = {code for code, error in ERRORS_BY_CODE.items() if error.is_retryable} | {DeadlineExceeded.code}
 QUESTION = EchoQuestion()
 
 

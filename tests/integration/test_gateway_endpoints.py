@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from penstock.core.principals import PUBLIC, Needs, Principal, Scope
+from penstock.core.principals import NO_SCOPES, Needs, Principal, Scope
 from penstock.endpoints.guard import Guard, KnownKeys
 from penstock.features.keys.key_table import KEY_BYTES, KeyRecord, KeyTable, digest_of, key_text
 from penstock.gateway.catalogue import Catalogue
@@ -303,7 +303,7 @@ async def test_grpc_answers_alike_for_forbidden_and_unknown_models(
     for method, needs in methods(roles):
         fields = method.input_type.fields_by_name
         field = next((name for name in ("model_name", "name") if name in fields), None)
-        if needs == PUBLIC or field is None or "SharedMemory" in method.name:
+        if needs == NO_SCOPES or field is None or "SharedMemory" in method.name:
             continue
         answers = []
         for model in (HIDDEN, GHOST):

@@ -19,7 +19,7 @@ from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import eventually
 from penstock.client.cluster import ClusterClient
 from penstock.client.registry import CHUNK_BYTES, RegistryClient
-from penstock.core.cluster.manager_records import LEADER
+from penstock.core.cluster.manager_records import LEADER_KEY
 from penstock.core.errors import Conflict
 from penstock.features.registry.manifest import Manifest
 from penstock.features.registry.pull import pull
@@ -230,7 +230,7 @@ def test_a_suspended_leader_is_deposed(cluster: ManagedCluster) -> None:
     async def write_as_it_was() -> None:
         store = EtcdMetadataStore.of(cluster.etcd.url, 20.0)
         try:
-            await store.commit([Write("routing/factor", None)], [Compare(LEADER, epoch)])
+            await store.commit([Write("routing/factor", None)], [Compare(LEADER_KEY, epoch)])
         finally:
             await store.close()
 

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from penstock.cli import role_commands as roles_of_hosts
 from penstock.cli import serve_command
 from penstock.core.config import Config
-from penstock.core.errors import BY_CODE
+from penstock.core.errors import ERRORS_BY_CODE
 from penstock.core.settings import Section
 from penstock.endpoints import statuses
 from penstock.models.model_yaml import ModelSettings
@@ -136,14 +136,14 @@ def test_the_flags_of_the_roles_are_documented() -> None:
 
 
 def test_the_errors_page_lists_exactly_the_existing_errors() -> None:
-    assert rows("errors.md").keys() == BY_CODE.keys()
+    assert rows("errors.md").keys() == ERRORS_BY_CODE.keys()
 
 
-@pytest.mark.parametrize("code", BY_CODE)
+@pytest.mark.parametrize("code", ERRORS_BY_CODE)
 def test_a_documented_error_has_the_real_status(code: str) -> None:
-    error = BY_CODE[code]("x")
+    error = ERRORS_BY_CODE[code]("x")
     meaning, grpc_status, http_status, retryable, definite, advice = rows("errors.md")[code]
-    assert (grpc_status, http_status) == (statuses.grpc_code(error).name, str(statuses.http_code(error)))
+    assert (grpc_status, http_status) == (statuses.get_grpc_code(error).name, str(statuses.get_http_code(error)))
     assert retryable == ("yes" if error.is_retryable else "no")
     assert definite == ("yes" if error.is_definite else "no")
     assert meaning

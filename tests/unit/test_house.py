@@ -56,7 +56,7 @@ def test_functions_named_is_or_has_return_a_bool() -> None:
 
 
 def test_messages_of_errors_leave_the_gateway_through_one_function() -> None:
-    """Messages may hold paths and tracebacks, so clients get the result of `statuses.public_message`."""
+    """Messages may hold paths and tracebacks, so clients get the result of `statuses.make_public_message`."""
     folders = (PACKAGE / "gateway", PACKAGE / "endpoints" / "http", PACKAGE / "endpoints")
     files = [
         file for folder in folders for file in sorted(folder.glob("**/*.py" if folder.name == "gateway" else "*.py"))

@@ -104,33 +104,36 @@ async def open_directory_store(config: Config) -> "DirectoryStore":
 async def _open_http(
     config: Config, directory: "Directory", guard: "Guard", certificates: "Certificates", stack: AsyncExitStack
 ) -> Address:
-    from penstock.endpoints.http.http_guard import HttpGuard, machine_names
+    from penstock.endpoints.http.http_guard import HttpGuard, list_machine_names
     from penstock.endpoints.http.http_server import serve_app
     from penstock.features.admin.apps import ManagerApp
 
     listen = partial(open_own_socket, config.host, "directory.http_port")
     opened = await open_default_port(listen, config.directory.http_port, DEFAULT_PORT)
-    app = ManagerApp(HttpGuard(config, guard, machine_names()), partial(_build_app, directory))
+    app = ManagerApp(HttpGuard(config, guard, list_machine_names()), partial(_build_app, directory))
     stack.push_async_callback(serve_app(app, opened, config.limits, MAX_CONNECTIONS, certificates))
     return Address(config.host, opened.getsockname()[1])
 
 
 def _build_app(directory: "Directory", admit: "Admit") -> "FastAPI":
     from penstock.core.config import SERVER_NAME
-    from penstock.endpoints.guard import declared_needs
+    from penstock.endpoints.guard import get_declared_needs
     from penstock.endpoints.http import schemas
-    from penstock.endpoints.http.api_reference import reference_routes
-    from penstock.endpoints.http.openapi import models_of, openapi_document, routes_of
-    from penstock.endpoints.http.refusals import routed_app
+    from penstock.endpoints.http.api_reference import create_reference_routes
+    from penstock.endpoints.http.openapi import build_openapi_document, create_router, list_models
+    from penstock.endpoints.http.refusals import create_routed_app
     from penstock.features.directory.directory_rest import DirectoryRest
 
-    app = routed_app(f"{SERVER_NAME} directory", version("penstock-serve"), "the directory has none")
+    app = create_routed_app(f"{SERVER_NAME} directory", version("penstock-serve"), "the directory has none")
 
     async def reference() -> dict[str, object]:
-        return openapi_document(app, models_of(schemas))
+        return build_openapi_document(app, list_models(schemas))
 
-    for router in (routes_of(DirectoryRest(directory), "Directory", admit), reference_routes(reference, admit)):
+    for router in (
+        create_router(DirectoryRest(directory), "Directory", admit),
+        create_reference_routes(reference, admit),
+    ):
         for route in router.routes:
-            declared_needs(getattr(route, "endpoint", route))  # raises if a route declares no permission
+            get_declared_needs(getattr(route, "endpoint", route))  # raises if a route declares no permission
         app.include_router(router)
     return app

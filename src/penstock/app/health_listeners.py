@@ -17,7 +17,7 @@ from penstock.core.config import Config
 from penstock.core.principals import METRICS_SCOPES, Principal
 from penstock.endpoints.guard import Guard
 from penstock.endpoints.http.health_app import LIMITS, MAX_CONNECTIONS, HealthApp
-from penstock.endpoints.http.http_guard import HttpGuard, machine_names
+from penstock.endpoints.http.http_guard import HttpGuard, list_machine_names
 from penstock.endpoints.http.http_server import serve_app
 from penstock.features.keys.key_table import KeyTable
 from penstock.storage.process_addresses import ServerPaths, http_scheme
@@ -70,7 +70,7 @@ async def open_health_listeners(
     endpoint = HealthEndpoint(problem, grpc_server, partial(certificates.add_port, client_auth="none"), health)
     stack.push_async_callback(endpoint.close)
     http_guard = HttpGuard(
-        config.model_copy(update={"host": wanted.host}), guard or _make_guard(config), machine_names()
+        config.model_copy(update={"host": wanted.host}), guard or _make_guard(config), list_machine_names()
     )
     app = HealthApp(http_guard, endpoint.problem, registry)
     listen = partial(open_own_socket, wanted.host, "health.http_port")

@@ -14,7 +14,7 @@ from penstock.app.orphans import adopt_orphans
 from penstock.app.ports import reserve_port
 from penstock.app.role_process import RoleRun, RoleStart, run_role, start_role_logs, tune_garbage_collection
 from penstock.core.cluster.addresses import Address
-from penstock.core.cluster.manager_records import LEADER, ManagerRecord
+from penstock.core.cluster.manager_records import LEADER_KEY, ManagerRecord
 from penstock.core.config import Config
 from penstock.core.errors import Unavailable
 from penstock.features.edge.gateway_sockets import GatewaySockets
@@ -203,7 +203,7 @@ async def open_manager(
     async def problem() -> str:
         try:
             async with asyncio.timeout(STORE_S):
-                await store.get(LEADER)
+                await store.get(LEADER_KEY)
         except (TimeoutError, Unavailable):
             return "the metadata store does not answer"
         return "" if control.epoch or control.election.leader else "no manager leads"

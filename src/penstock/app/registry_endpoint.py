@@ -83,14 +83,19 @@ async def open_http_endpoint(
     `sockets`: the sockets of a manager behind the edge. The endpoint listens there; its port is reserved for the edge.
     """
     # Imported here, because `penstock serve` on one machine does not open this endpoint.
-    from penstock.endpoints.http.http_guard import HttpGuard, machine_names
+    from penstock.endpoints.http.http_guard import HttpGuard, list_machine_names
     from penstock.endpoints.http.http_server import serve_app
     from penstock.endpoints.http.lazy import LazyApp
-    from penstock.endpoints.http.manager_protocol import LIMITS, MAX_CONNECTIONS, ManagerProtocol, websocket
+    from penstock.endpoints.http.manager_protocol import (
+        LIMITS,
+        MAX_CONNECTIONS,
+        ManagerProtocol,
+        create_websocket_protocol,
+    )
 
     listen = partial(open_own_socket if sockets is None else _reserve_port, host, "registry.http_port")
     opened = await open_default_port(listen, config.registry.http_port, DEFAULT_PORT)
-    http_guard = HttpGuard(config.model_copy(update={"host": host}), behind.guard, machine_names())
+    http_guard = HttpGuard(config.model_copy(update={"host": host}), behind.guard, list_machine_names())
     app = LazyApp(partial(_build_app, http_guard, behind))
     limits = config.limits.model_copy(update=LIMITS)
     address = Address(host, opened.getsockname()[1])
@@ -99,7 +104,14 @@ async def open_http_endpoint(
         opened = open_unix_socket(sockets.http)
     is_behind_edge = sockets is not None
     close = serve_app(
-        app, opened, limits, MAX_CONNECTIONS, certificates, ManagerProtocol, websocket, is_behind_edge=is_behind_edge
+        app,
+        opened,
+        limits,
+        MAX_CONNECTIONS,
+        certificates,
+        ManagerProtocol,
+        create_websocket_protocol,
+        is_behind_edge=is_behind_edge,
     )
     stack.push_async_callback(close)
     log.info("registry_listening", http=f"{http_scheme(config)}://{address}")

@@ -6,7 +6,7 @@ from penstock.core.config import Config
 from penstock.endpoints.guard import Guard, TokenReader
 from penstock.features.keys.certificate_principals import CertificatePrincipals
 from penstock.telemetry.background import BackgroundTasks
-from penstock.wire.credentials.certificates import LOOK_S, Certificates
+from penstock.wire.credentials.certificates import CHECK_S, Certificates
 from penstock.wire.credentials.tls_files import TlsFiles
 
 
@@ -15,7 +15,7 @@ def open_certificates(config: Config, stack: AsyncExitStack) -> Certificates:
     certificates = Certificates(TlsFiles.of(config.tls), config.tls.client_auth)
     if not certificates.files.is_empty:
         tasks = BackgroundTasks("certificates")
-        tasks.supervise("certificates", certificates.watch, every=LOOK_S)
+        tasks.supervise("certificates", certificates.watch, every=CHECK_S)
         stack.push_async_callback(tasks.close)
     return certificates
 

@@ -10,7 +10,7 @@ from penstock.terminal.output import escape_controls, print_json
 from penstock.terminal.shared_options import AsJson
 
 if TYPE_CHECKING:
-    from penstock.wire.credentials.authority import Issued
+    from penstock.wire.credentials.authority import IssuedCertificate
 
 FOLDER = Path("certs")
 Folder = Annotated[Path, typer.Option("--folder", help="Folder of the authority and its certificates.")]
@@ -25,10 +25,10 @@ def init_certs(
     as_json: AsJson = False,
 ) -> None:
     """Create a certificate authority of your own."""
-    from penstock.wire.credentials.authority import CA, CA_KEY, Authority
+    from penstock.wire.credentials.authority import CA_FILE, CA_KEY_FILE, Authority
 
     Authority.create(folder, name, days)
-    ca, key = folder / CA, folder / CA_KEY
+    ca, key = folder / CA_FILE, folder / CA_KEY_FILE
     if as_json:
         print_json({"ca": str(ca), "key": str(key)})
         return
@@ -56,12 +56,12 @@ def issue_cert(
 
     A new certificate replaces an earlier certificate for the same name; running servers load it within a second.
     """
-    from penstock.wire.credentials.authority import CA, Authority
+    from penstock.wire.credentials.authority import CA_FILE, Authority
 
     hosts = host if host is not None else [] if client else _list_machine_names()
     issued = Authority.open(folder).issue(name, hosts, days, is_client=client)
     if as_json:
-        print_json(_to_values(issued) | {"ca": str(folder / CA)})
+        print_json(_to_values(issued) | {"ca": str(folder / CA_FILE)})
         return
     lines = [
         f"Issued a certificate for {', '.join(issued.names)}, valid until {issued.expires_at:%Y-%m-%d %H:%M} UTC. "
@@ -69,7 +69,7 @@ def issue_cert(
         "tls:",
         f"  cert: {issued.cert}",
         f"  key: {issued.key}",
-        f"  ca: {folder / CA}",
+        f"  ca: {folder / CA_FILE}",
     ]
     print("\n".join(escape_controls(lines)))
 
@@ -79,7 +79,7 @@ def _list_machine_names() -> list[str]:
     return list(dict.fromkeys(["localhost", "127.0.0.1", "::1", name, name.partition(".")[0]]))
 
 
-def _to_values(issued: "Issued") -> dict[str, object]:
+def _to_values(issued: "IssuedCertificate") -> dict[str, object]:
     return {
         "cert": str(issued.cert),
         "key": str(issued.key),

@@ -29,7 +29,7 @@ from penstock.cli.status_command import status
 from penstock.cli.stream_command import stream
 from penstock.cli.text_commands import embed, rerank
 from penstock.cli.upscale_command import upscale
-from penstock.core.error_text import plain_problem, printable
+from penstock.core.error_text import describe_problem, escape_control_characters
 from penstock.core.errors import PenstockError, Unauthenticated
 from penstock.features.admin.block_commands import deploy_block, explain_block, list_blocks, remove_block, scale_block
 from penstock.features.admin.cluster_status_command import cluster_status
@@ -69,7 +69,7 @@ class PlainGroup(TyperGroup):
             return super().invoke(ctx)
         except typer.BadParameter as error:
             if problems := getattr(error.__cause__, "errors", None):
-                error.message = plain_problem(problems()[0])
+                error.message = describe_problem(problems()[0])
             raise
 
 
@@ -228,7 +228,7 @@ def main() -> None:
         app()
     except PenstockError as error:
         for number, line in enumerate(error.message.split("\n")):
-            print("" if number else "penstock: ", printable(line), sep="", file=sys.stderr)
+            print("" if number else "penstock: ", escape_control_characters(line), sep="", file=sys.stderr)
         if isinstance(error, Unauthenticated):
             print("Commands send the key of the variable PENSTOCK_API_KEY, or of --key-file FILE.", file=sys.stderr)
         sys.exit(2)

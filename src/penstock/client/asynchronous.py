@@ -28,7 +28,7 @@ from penstock.client.text_generation import (
     prompt_request,
 )
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.wire.channels import Channels, bearer
+from penstock.wire.channels import Channels, make_bearer_header
 
 # Each stream has its own connection, so that several gateways on one port share the requests.
 STREAMS = 4
@@ -192,7 +192,7 @@ class AsyncClient(Calls):
         self, route: WorkerRoute, message: pb.ModelInferRequest, timeout_s: float
     ) -> pb.ModelInferResponse:
         worker = self._worker_connection(route).stub
-        call = worker.ModelInfer(message, timeout=timeout_s, metadata=bearer(route.token))
+        call = worker.ModelInfer(message, timeout=timeout_s, metadata=make_bearer_header(route.token))
         is_silent = False
 
         async def check() -> None:

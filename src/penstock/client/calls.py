@@ -33,7 +33,7 @@ from penstock.core.errors import DeadlineExceeded, InvalidRequest, InvalidTensor
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.wire.channels import Channels, bearer
+from penstock.wire.channels import Channels, make_bearer_header
 from penstock.wire.failures import decode_failure
 
 T = TypeVar("T")
@@ -443,7 +443,7 @@ class Calls:
             if route is None
             else (self._worker_connection(route).stub, route.token)
         )
-        call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=bearer(token))
+        call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=make_bearer_header(token))
         return call, self._iterate_answers(call)
 
     def _connect(self) -> Connection:

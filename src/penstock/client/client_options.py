@@ -7,7 +7,7 @@ from typing import Literal, TypedDict
 
 from penstock.client.retries import Retries
 from penstock.core.errors import ConfigError, InvalidRequest
-from penstock.wire.channels import UNIX, Channels
+from penstock.wire.channels import UNIX_PREFIX, Channels
 from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles
 
 DEFAULT_PORT = 50051
@@ -52,10 +52,10 @@ def read_server(address: str, options: ClientOptions) -> ServerAddress:
     target, is_tls = read_address(address)
     wants_tls = options.get("tls")
     if wants_tls is None:
-        wants_tls = is_tls or (is_tls is None and not files.is_empty and not target.startswith(UNIX))
+        wants_tls = is_tls or (is_tls is None and not files.is_empty and not target.startswith(UNIX_PREFIX))
     if wants_tls and is_tls is False:
         raise InvalidRequest(f"{address} excludes TLS, but tls=True requires it: write https:// or host:port")
-    if not wants_tls and not files.is_empty and not target.startswith(UNIX):
+    if not wants_tls and not files.is_empty and not target.startswith(UNIX_PREFIX):
         raise InvalidRequest(
             f"certificates require TLS, but {address} or tls=False excludes it: write https:// or host:port"
         )

@@ -10,9 +10,9 @@ from google.protobuf.message_factory import GetMessageClass
 from penstock.client import faults
 from penstock.core.errors import DeadlineExceeded, NotLeader, PenstockError, Unavailable
 from penstock.pb.v1 import access_pb2, access_pb2_grpc, cluster_pb2, cluster_pb2_grpc
-from penstock.wire.channels import PLAIN, Channels
+from penstock.wire.channels import PLAIN_CHANNELS, Channels
 from penstock.wire.failures import decode_failure
-from penstock.wire.plain_values import as_values
+from penstock.wire.plain_values import to_plain_values
 
 REACH_S = 1.0  # after which a call fails if no manager can be reached
 ONE_S = 3.0  # for one manager to answer, before the next manager is tried
@@ -29,7 +29,7 @@ STUBS = (
 class ClusterClient:
     """A client for one thread; use it as a context manager."""
 
-    def __init__(self, managers: Sequence[str], timeout_s: float = 10.0, channels: Channels = PLAIN) -> None:
+    def __init__(self, managers: Sequence[str], timeout_s: float = 10.0, channels: Channels = PLAIN_CHANNELS) -> None:
         """Prepare a client; `managers` are addresses (HOST:PORT or unix:PATH) of some of the cluster's managers."""
         self._opening = channels
         self._managers = list(managers)
@@ -50,7 +50,7 @@ class ClusterClient:
         """
         known = next(each.methods_by_name[method] for each in SERVICES if method in each.methods_by_name)
         request = GetMessageClass(known.input_type)(**fields)
-        found: dict[str, Any] = as_values(self.call(method, request, takes_s))
+        found: dict[str, Any] = to_plain_values(self.call(method, request, takes_s))
         return found
 
     def call(self, method: str, request: Any, takes_s: float = 0.0) -> Any:

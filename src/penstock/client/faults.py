@@ -16,7 +16,7 @@ from penstock.core.errors import (
     Unauthenticated,
     Unavailable,
     UnknownModel,
-    from_code,
+    rebuild_error,
 )
 from penstock.pb.inference import grpc_service_pb2 as pb
 
@@ -41,7 +41,7 @@ def from_call(error: grpc.RpcError, address: str) -> PenstockError:
     status, details = error.code(), error.details() or ""
     trailing = _decode_values(error.trailing_metadata() or ())
     if CODE in trailing:
-        found = from_code(trailing[CODE], details, {"limit": trailing[LIMIT]} if trailing.get(LIMIT) else {})
+        found = rebuild_error(trailing[CODE], details, {"limit": trailing[LIMIT]} if trailing.get(LIMIT) else {})
         return _set_retry_hint(found, _read_retry_hint(trailing))
     if status is grpc.StatusCode.UNAVAILABLE:
         return unreachable(address, details)
@@ -68,7 +68,7 @@ def from_manager(error: grpc.RpcError, address: str) -> PenstockError:
 def from_stream(answer: pb.ModelStreamInferResponse) -> PenstockError:
     given = answer.infer_response.parameters
     fields = {"limit": given["limit"].string_param} if "limit" in given else {}
-    found = from_code(given[CODE].string_param, answer.error_message, fields)
+    found = rebuild_error(given[CODE].string_param, answer.error_message, fields)
     return _set_retry_hint(found, given["retry_after_s"].double_param if "retry_after_s" in given else None)
 
 

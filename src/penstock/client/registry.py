@@ -14,7 +14,7 @@ from penstock.client import faults
 from penstock.core.errors import Corrupted, PenstockError, Unavailable
 from penstock.pb.v1 import registry_pb2 as pb
 from penstock.pb.v1 import registry_pb2_grpc
-from penstock.wire.channels import PLAIN, Channels
+from penstock.wire.channels import PLAIN_CHANNELS, Channels
 from penstock.wire.failures import decode_failure
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RegistryClient:
     """
 
     def __init__(
-        self, addresses: str = MANAGER_ADDRESS, give_up_s: float = GIVE_UP_S, channels: Channels = PLAIN
+        self, addresses: str = MANAGER_ADDRESS, give_up_s: float = GIVE_UP_S, channels: Channels = PLAIN_CHANNELS
     ) -> None:
         """Prepare a client; `addresses` are HOST:PORT of one or more managers, separated by commas.
 

@@ -27,7 +27,7 @@ from penstock.client.text_generation import (
     prompt_request,
 )
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.wire.channels import Channels, bearer
+from penstock.wire.channels import Channels, make_bearer_header
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class _BlockingCalls(Calls):
         worker = self._worker_connection(route)
         with self._watch.watch(worker):
             try:
-                answer = worker.stub.ModelInfer(message, timeout=timeout_s, metadata=bearer(route.token))
+                answer = worker.stub.ModelInfer(message, timeout=timeout_s, metadata=make_bearer_header(route.token))
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 if worker.is_left:
                     raise faults.unresponsive_worker(route.address) from error

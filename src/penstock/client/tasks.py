@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.client.messages import ModelSignature, column, pick_output
 from penstock.core.errors import InternalError, InvalidRequest, InvalidTensor
-from penstock.core.ranking import best_first, cosines
+from penstock.core.ranking import compute_cosines, rank_best_first
 from penstock.core.requests import Parameter
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array
 
@@ -89,7 +89,7 @@ def read_scores(outputs: Mapping[str, Array], pairs: Pairs, task: str, model: st
         scores = np.array(pick_output(outputs, "score", model)).ravel()
     else:
         vectors = pick_output(outputs, "embedding", model)
-        scores = cosines(vectors[: len(pairs.queries)], vectors[len(pairs.queries) :])
+        scores = compute_cosines(vectors[: len(pairs.queries)], vectors[len(pairs.queries) :])
     if len(scores) != len(pairs.passages):
         raise InternalError(f"model '{model}' returned {len(scores)} scores for {len(pairs.passages)} passages")
     return scores
@@ -98,7 +98,7 @@ def read_scores(outputs: Mapping[str, Array], pairs: Pairs, task: str, model: st
 def rank(scores: Array, top_n: int | None = None) -> list[tuple[int, float]]:
     if top_n is not None and top_n < 1:
         raise InvalidRequest(f"top_n is {top_n}: it must be at least 1, or None for all")
-    return best_first(scores, top_n)
+    return rank_best_first(scores, top_n)
 
 
 def is_tensor(items: Items) -> TypeGuard[Array]:

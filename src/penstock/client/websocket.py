@@ -14,9 +14,16 @@ from penstock.client import faults
 from penstock.client.client_options import ClientOptions, read_key, read_tls_files
 from penstock.client.messages import DEFAULT_TIMEOUT_S
 from penstock.client.tasks import ImageOptions
-from penstock.core.errors import BY_CODE, InvalidRequest, PenstockError, RequestTooLarge, Unavailable, from_code
-from penstock.wire.channels import bearer
-from penstock.wire.credentials.client_tls import client_context
+from penstock.core.errors import (
+    ERRORS_BY_CODE,
+    InvalidRequest,
+    PenstockError,
+    RequestTooLarge,
+    Unavailable,
+    rebuild_error,
+)
+from penstock.wire.channels import make_bearer_header
+from penstock.wire.credentials.client_tls import create_client_context
 
 DEFAULT_HTTP = "http://127.0.0.1:8080"
 CLOSE_S = 2.0
@@ -70,9 +77,9 @@ def _connect(http: str, model: str, asked: Mapping[str, object], timeout_s: floa
         f"ws{base.removeprefix('http')}/v2/models/{quote(model, safe='')}/stream?{query}",
         additional_headers={
             "x-request-timeout-ms": str(max(1, int(timeout_s * 1000))),
-            **dict(bearer(read_key(options))),
+            **dict(make_bearer_header(read_key(options))),
         },
-        ssl=client_context(files) if base.startswith("https:") else None,
+        ssl=create_client_context(files) if base.startswith("https:") else None,
         compression=None,
         max_size=None,  # the size of an answer depends on the request
         ping_interval=None,  # a busy server does not read pings; every answer has a deadline instead
@@ -125,7 +132,7 @@ async def _exchange_frames(
 
 def _decode_problem(text: str) -> PenstockError:
     found = json.loads(text)
-    return from_code(found["code"], found["error"], {})
+    return rebuild_error(found["code"], found["error"], {})
 
 
 def _read_refusal(error: InvalidStatus) -> PenstockError:
@@ -135,7 +142,7 @@ def _read_refusal(error: InvalidStatus) -> PenstockError:
         message = str(json.loads(error.response.body)["error"])
     except (ValueError, KeyError, TypeError):
         message = f"the server did not open a stream: HTTP {error.response.status_code}"
-    return from_code(code, message, {}) if code in BY_CODE else InvalidRequest(message)
+    return rebuild_error(code, message, {}) if code in ERRORS_BY_CODE else InvalidRequest(message)
 
 
 def _closed_error(error: ConnectionClosed) -> PenstockError:

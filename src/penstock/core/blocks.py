@@ -1,4 +1,4 @@
-"""Blocks, and the views of blocks that workers, gateways and the manager exchange."""
+"""Records and descriptions of blocks (deployed models), which workers, gateways and the manager exchange."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class BlockRole(StrEnum):
 
 
 class StoredValue(BaseModel):
-    """The base class of values stored as JSON in the metadata store. Keys that a newer Penstock wrote are ignored."""
+    """Base class of values stored as JSON in the metadata store. Unknown keys, from a newer Penstock, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 

@@ -10,12 +10,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.core.cluster.addresses import is_loopback, parse_address
-from penstock.core.error_text import given_value, plain_cause, plain_problem
+from penstock.core.error_text import describe_given_value, describe_problem, explain_cause
 from penstock.core.errors import ConfigError
 from penstock.core.principals import Scope
-from penstock.core.removed_settings import removal
+from penstock.core.removed_settings import explain_removal
 from penstock.core.settings import Section
-from penstock.core.yaml_file import overlay, read_yaml
+from penstock.core.yaml_file import merge_settings, read_yaml
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 MAX_TASK_PROCESSES = 64
@@ -215,10 +215,10 @@ class WorkerSettings(Section):
         return min(MAX_TASK_PROCESSES, max(1, (cores - 2) // max(1, workers)))
 
     def weight_of(self, worker_id: str) -> float:
-        return self.weights.get(worker_id, self.weights.get(_id_on_host(worker_id), 1.0))
+        return self.weights.get(worker_id, self.weights.get(_remove_host_name(worker_id), 1.0))
 
 
-def _id_on_host(worker_id: str) -> str:
+def _remove_host_name(worker_id: str) -> str:
     """Return a worker's id without the host name, which is the first part of every id in a cluster."""
     return worker_id.rpartition(".")[2]
 
@@ -306,7 +306,7 @@ class GatewaySettings(Section):
 
 
 class HealthSettings(Section):
-    """Settings of the health endpoints of a manager, a worker or a joined machine."""
+    """Settings of the health endpoints of a manager, a worker or a machine that joined a cluster."""
 
     host: str = "127.0.0.1"
     http_port: Port | None = None  # null: the role's usual port, or a free port if that is taken
@@ -427,7 +427,7 @@ class Config(Section):
         try:
             return self.api_key_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.api_key_file}: the key cannot be read: {plain_cause(error)}") from error
+            raise ConfigError(f"{self.api_key_file}: the key cannot be read: {explain_cause(error)}") from error
 
 
 class _Environment(Config, BaseSettings):
@@ -440,15 +440,15 @@ def load_config(file: Path | None = None, **flags: Any) -> Config:
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         environment = _Environment().model_dump(exclude_unset=True)
-        return Config.model_validate(overlay(overlay(from_file, environment), given))
+        return Config.model_validate(merge_settings(merge_settings(from_file, environment), given))
     except ValidationError as error:
         first = error.errors()[0]
         parts = [part for part in map(str, first["loc"]) if not part.startswith(("constrained-", "literal["))]
         name = "__".join(parts).upper()  # without pydantic's own names for the members of a union
-        if text := removal(".".join(part for part in parts if not part.isdigit())):
+        if text := explain_removal(".".join(part for part in parts if not part.isdigit())):
             raise ConfigError(f"setting PENSTOCK_{name} or its flag: {text}") from error
-        message = plain_problem(first)
-        value = given_value(first["loc"], first["input"])
+        message = describe_problem(first)
+        value = describe_given_value(first["loc"], first["input"])
         place = (
             f"setting PENSTOCK_{name} or its flag: " if name else ""
         )  # no name: several settings do not fit together
@@ -477,22 +477,22 @@ def with_absolute_paths(config: Config) -> Config:
     return config.model_copy(update=paths | sections)
 
 
-def allows_colors() -> bool:
+def is_color_allowed() -> bool:
     """Return False if the user turned colours off with NO_COLOR (https://no-color.org)."""
     return not os.environ.get("NO_COLOR")
 
 
-def has_columns() -> bool:
+def is_output_width_set() -> bool:
     """Return True if COLUMNS sets the width of the output."""
     return os.environ.get("COLUMNS", "").isdigit()
 
 
-def user_config_folder() -> Path:
+def find_user_config_folder() -> Path:
     """Return the folder for the settings of this user's commands."""
     given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".config") / "penstock"
 
 
-def environment_key() -> SecretStr | None:
+def read_environment_key() -> SecretStr | None:
     """Return the value of PENSTOCK_API_KEY, which is never written to a file."""
     return _Environment().api_key

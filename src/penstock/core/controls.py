@@ -1,9 +1,9 @@
-"""The parameters of a request that address the server: priority, queue timeout, session, shard key, cache mode."""
+"""Request parameters for the server instead of the model: priority, queue timeout, session, shard key, cache mode."""
 
 from collections.abc import Mapping
 
 from penstock.core.errors import InvalidRequest
-from penstock.core.requests import PLAIN, CacheMode, Controls, Parameter, SessionStep
+from penstock.core.requests import NO_CONTROLS, CacheMode, Controls, Parameter, SessionStep
 from penstock.core.settings import Priorities, Routing, Sessions
 
 PRIORITY, TIMEOUT, CACHE = "priority", "timeout", "cache"
@@ -11,10 +11,10 @@ SEQUENCE_ID, SESSION_ID, SEQ_NO = "sequence_id", "session_id", "seq_no"
 START, END = "sequence_start", "sequence_end"
 ORDER_PARAMETERS = (SEQUENCE_ID, SEQ_NO, START, END)
 # These parameters are never part of a cache key.
-NAMES = frozenset({PRIORITY, TIMEOUT, CACHE, SEQUENCE_ID, SESSION_ID, SEQ_NO, START, END})
-_NAMES_BUT_SESSION = NAMES - {SESSION_ID}
+CONTROL_NAMES = frozenset({PRIORITY, TIMEOUT, CACHE, SEQUENCE_ID, SESSION_ID, SEQ_NO, START, END})
+_CONTROL_NAMES_BUT_SESSION = CONTROL_NAMES - {SESSION_ID}
 MAX_SESSION_ID = 256  # characters
-_MODES: Mapping[str, CacheMode] = {"use": "use", "bypass": "bypass", "refresh": "refresh"}
+_CACHE_MODES: Mapping[str, CacheMode] = {"use": "use", "bypass": "bypass", "refresh": "refresh"}
 
 
 class ControlReader:
@@ -25,12 +25,12 @@ class ControlReader:
         self._is_ordered = sessions.is_ordered
         self._key = routing.key if routing.policy == "hash" else ""
         self._default = self._read_controls({})
-        if self._default == PLAIN:
-            self._default = PLAIN
+        if self._default == NO_CONTROLS:
+            self._default = NO_CONTROLS
 
     def read(self, parameters: Mapping[str, Parameter]) -> Controls:
         """Return the request's controls; raise InvalidRequest if a parameter has an invalid value."""
-        if not parameters or (parameters.keys().isdisjoint(_NAMES_BUT_SESSION) and self._key not in parameters):
+        if not parameters or (parameters.keys().isdisjoint(_CONTROL_NAMES_BUT_SESSION) and self._key not in parameters):
             session_id = parameters.get(SESSION_ID)
             if session_id is None:
                 return self._default
@@ -45,7 +45,7 @@ class ControlReader:
 
     def _read_controls(self, parameters: Mapping[str, Parameter]) -> Controls:
         priority = self._read_priority(parameters.get(PRIORITY))
-        mode = _MODES.get(str(parameters.get(CACHE, "use")))
+        mode = _CACHE_MODES.get(str(parameters.get(CACHE, "use")))
         if mode is None:
             raise InvalidRequest(f"parameter '{CACHE}' must be use, bypass or refresh, not {parameters[CACHE]!r:.40}")
         key = parameters.get(self._key) if self._key else None

@@ -1,4 +1,4 @@
-"""Error messages that fit into protocol headers and do not reveal the server's files or secrets."""
+"""Shortens and cleans error messages, so that they fit into protocol headers and reveal no files or secrets."""
 
 import json
 import re
@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-TEXT_COST = 6000  # bytes of a message when it is percent-encoded for gRPC's metadata
-EDGE_COST = 7000  # limit with the context that other layers added; gRPC would replace an error of more than 8 KiB
-MOST_COST = 12  # encoded bytes of one character
+MAX_TEXT_COST = 6000  # bytes of a message when it is percent-encoded for gRPC's metadata
+MAX_EDGE_TEXT_COST = (
+    7000  # limit with the context that other layers added; gRPC would replace an error of more than 8 KiB
+)
+MAX_CHAR_COST = 12  # encoded bytes of one character
 TAIL_LINES = 24
 TAIL_CHARS = 2000
 LINE_CHARS = 300
 SECRET_WORDS = frozenset(("secret", "key", "password", "token"))
 KEY_CHARS = 200
 # An absolute path of the server's file system up to its last part, but not one of the server's own URL paths.
-FOLDER = re.compile(r"(?<![\w.…/])/(?!v[12]/)(?:[^/\s'\"`,;:()\[\]{}<>|]+/)+")
+FOLDER_PATTERN = re.compile(r"(?<![\w.…/])/(?!v[12]/)(?:[^/\s'\"`,;:()\[\]{}<>|]+/)+")
 # Characters that terminals execute, or that reorder or wrap the text after them.
-UNPRINTABLE = re.compile(
+UNPRINTABLE_PATTERN = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 # Messages by pydantic's type of the error. Other messages of pydantic are plain once their first words are replaced.
@@ -38,13 +40,20 @@ PLAIN_PROBLEMS = {
     "json_invalid": "must be JSON",
     "json_type": "must be JSON",
 }
-PREFIXES = ("Input should", "String should", "List should", "Tuple should", "Dictionary should", "Value should")
+PYDANTIC_PREFIXES = (
+    "Input should",
+    "String should",
+    "List should",
+    "Tuple should",
+    "Dictionary should",
+    "Value should",
+)
 CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 
 
-def shorten(text: str, most: int = TEXT_COST) -> str:
+def shorten(text: str, most: int = MAX_TEXT_COST) -> str:
     """Cut the middle out of a message whose encoded size exceeds `most` bytes."""
-    if MOST_COST * len(text) <= most:
+    if MAX_CHAR_COST * len(text) <= most:
         return text
     if len(text) <= most and sum(map(_count_encoded_bytes, text)) <= most:
         return text
@@ -53,62 +62,62 @@ def shorten(text: str, most: int = TEXT_COST) -> str:
     return f"{head} … {end}"
 
 
-def for_clients(text: str) -> str:
+def clean_for_clients(text: str) -> str:
     """Return the first line of a message, without folders and credentials.
 
     Further lines (tracebacks, source, a process's last output) belong only in the log.
     """
     first = text.lstrip().split("\n", 1)[0].rstrip()
-    return CREDENTIALS.sub("…@", FOLDER.sub("", shorten(first, EDGE_COST)))
+    return CREDENTIALS.sub("…@", FOLDER_PATTERN.sub("", shorten(first, MAX_EDGE_TEXT_COST)))
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Escape control characters as in Python source."""
-    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return UNPRINTABLE_PATTERN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def tail(text: str) -> str:
+def cut_to_last_lines(text: str) -> str:
     """Return the last lines of a traceback, short enough for an error message."""
     kept = "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])
     return kept if len(kept) <= TAIL_CHARS else f"…{kept[1 - TAIL_CHARS :]}"
 
 
-def first_line(error: Exception) -> str:
+def get_first_line(error: Exception) -> str:
     """Return the first line of an exception's message, or its class name if the message is empty."""
     lines = str(error).strip().splitlines()
     return lines[0][:LINE_CHARS] if lines else type(error).__name__
 
 
-def plain_cause(error: Exception) -> str:
-    """Return in plain words why a file, a text or JSON could not be read; otherwise the message's first line."""
+def explain_cause(error: Exception) -> str:
+    """Return in plain words why a file or JSON could not be read; for other errors, the message's first line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start + 1} is not UTF-8"
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno} is wrong, or the text ends there"
-    return "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+    return "it is nested too deeply" if isinstance(error, RecursionError) else get_first_line(error)
 
 
-def first_problem(error: "ValidationError", whole: str = "") -> str:
+def describe_first_problem(error: "ValidationError", whole: str = "") -> str:
     """Return the first invalid key and its problem. `whole` names the object if the problem concerns no single key."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])[:KEY_CHARS] or whole
-    return f"{where}: {plain_problem(first)}" if where else plain_problem(first)
+    return f"{where}: {describe_problem(first)}" if where else describe_problem(first)
 
 
-def plain_problem(error: Mapping[str, Any]) -> str:
+def describe_problem(error: Mapping[str, Any]) -> str:
     """Return the problem that a pydantic error reports in plain words, such as "must be a whole number"."""
     if text := PLAIN_PROBLEMS.get(error["type"]):
         return text
     message = str(error["msg"]).removeprefix("Value error, ")
-    for start in PREFIXES:
+    for start in PYDANTIC_PREFIXES:
         if message.startswith(start):
             return message.replace(start, "must", 1)
     return message
 
 
-def given_value(location: Sequence[object], value: object) -> str:
+def describe_given_value(location: Sequence[object], value: object) -> str:
     """Return a setting's value for an error message, or an empty text if it may be or contain a secret."""
     words = str(location[-1]).lower().split("_") if location else ()
     if isinstance(value, dict | list | tuple) or not SECRET_WORDS.isdisjoint(words):

@@ -259,7 +259,7 @@ class ConfigError(PenstockError):
     code = "config_error"
 
 
-BUG = "the server failed; its log says more"  # the message to a caller whose request hit a bug in Penstock
+BUG_MESSAGE = "the server failed; its log says more"  # the message to a caller whose request hit a bug in Penstock
 
 
 class InternalError(PenstockError):
@@ -269,7 +269,7 @@ class InternalError(PenstockError):
 
 # A step of an ordered session that fails with one of these errors is finished, because it would fail again. After any
 # other failure the step stays open and may run again.
-CONCLUSIVE = (InvalidRequest, RequestTooLarge, EngineFailed)
+CONCLUSIVE_ERRORS = (InvalidRequest, RequestTooLarge, EngineFailed)
 
 
 def _list_errors(root: type[PenstockError]) -> list[type[PenstockError]]:
@@ -277,19 +277,19 @@ def _list_errors(root: type[PenstockError]) -> list[type[PenstockError]]:
 
 
 # InternalError replaces the root, which comes first and has the same code.
-BY_CODE: Mapping[str, type[PenstockError]] = {error.code: error for error in _list_errors(PenstockError)}
+ERRORS_BY_CODE: Mapping[str, type[PenstockError]] = {error.code: error for error in _list_errors(PenstockError)}
 
 
-def from_code(code: str, message: str, fields: Mapping[str, str]) -> PenstockError:
+def rebuild_error(code: str, message: str, fields: Mapping[str, str]) -> PenstockError:
     """Rebuild an error that arrived as a code. An unknown code, from a newer peer, becomes an InternalError."""
-    return BY_CODE.get(code, InternalError)(message, **fields)
+    return ERRORS_BY_CODE.get(code, InternalError)(message, **fields)
 
 
-def message_of(error: Exception) -> str:
+def get_message(error: Exception) -> str:
     return error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
 
 
-def without_trace(error: PenstockError) -> PenstockError:
+def remove_trace(error: PenstockError) -> PenstockError:
     """Remove tracebacks and causes, whose reference cycles would keep the request in memory."""
     following: BaseException | None = error
     while following is not None:

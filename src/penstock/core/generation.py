@@ -65,7 +65,7 @@ class Delta:
 
 @dataclass(slots=True)
 class Progress:
-    """The results of a step for one generation. A `failure` ends the generation."""
+    """The output of one engine step for one generation request. A `failure` ends the request."""
 
     number: int
     deltas: list[Delta] = field(default_factory=list)

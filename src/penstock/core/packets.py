@@ -1,4 +1,4 @@
-"""Whole packets, which a Python model with `python.takes_packets` receives and returns, and their tensors."""
+"""Packets of the block protocol, for Python models with `python.takes_packets`, and their form as tensors."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -50,16 +50,16 @@ class PacketAnswer:
     files: Sequence[PacketFile] = field(default_factory=list)
 
 
-def packet_arrays(packet: Packet) -> dict[str, Array]:
+def pack_packet(packet: Packet) -> dict[str, Array]:
     return {
         SESSION_ID: _make_bytes_array([packet.session_id]),
         SEQ_NO: np.array([packet.seq_no], np.uint64),
         TS: np.array([packet.ts], np.float64),
-        **_content_arrays(packet.data, packet.files),
+        **_pack_content(packet.data, packet.files),
     }
 
 
-def packet_of(arrays: Mapping[str, Array]) -> Packet:
+def unpack_packet(arrays: Mapping[str, Array]) -> Packet:
     """Return the packet that the tensors contain; raise InvalidTensor if they are not a valid packet."""
     try:
         return Packet(
@@ -67,7 +67,7 @@ def packet_of(arrays: Mapping[str, Array]) -> Packet:
             int(arrays[SEQ_NO][0]),
             float(arrays[TS][0]),
             arrays[DATA][0].decode(),
-            files_of(arrays),
+            unpack_files(arrays),
         )
     except ValueError as error:
         raise InvalidTensor(
@@ -76,13 +76,13 @@ def packet_of(arrays: Mapping[str, Array]) -> Packet:
         ) from None
 
 
-def files_of(arrays: Mapping[str, Array]) -> list[PacketFile]:
+def unpack_files(arrays: Mapping[str, Array]) -> list[PacketFile]:
     """Return the files in the tensors of a packet or an answer."""
     pairs = zip(arrays[METADATA], arrays[FILES], strict=True)
     return [PacketFile(orjson.loads(metadata) if metadata else {}, data) for metadata, data in pairs]
 
 
-def answer_arrays(answer: object) -> dict[str, Array]:
+def pack_answer(answer: object) -> dict[str, Array]:
     """Return the tensors of a model's answer; raise EngineFailed if the answer is not a valid packet."""
     whole = answer if isinstance(answer, PacketAnswer) else PacketAnswer(answer)
     files: Sequence[Any] = whole.files
@@ -94,7 +94,7 @@ def answer_arrays(answer: object) -> dict[str, Array]:
             )
     try:
         text = whole.data if isinstance(whole.data, str) else json.dumps(whole.data)
-        return _content_arrays(text, whole.files)
+        return _pack_content(text, whole.files)
     except (TypeError, ValueError) as error:
         raise EngineFailed(
             f"infer returned data that cannot become JSON ({error}): return a text, or a value of plain types",
@@ -102,7 +102,7 @@ def answer_arrays(answer: object) -> dict[str, Array]:
         ) from None
 
 
-def _content_arrays(data: str, files: Sequence[PacketFile]) -> dict[str, Array]:
+def _pack_content(data: str, files: Sequence[PacketFile]) -> dict[str, Array]:
     return {
         DATA: _make_bytes_array([data]),
         METADATA: _make_bytes_array([orjson.dumps(file.metadata) if file.metadata else b"" for file in files]),

@@ -1,4 +1,4 @@
-"""The principal that a guard derives from a key, a token or a certificate, and its permissions."""
+"""Principals: callers identified by a key, a token or a certificate, with their permissions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,18 +18,18 @@ class Scope(StrEnum):
 
 KEY_PREFIX = "psk_"  # every key's text begins with it
 Needs = frozenset[Scope]  # a caller needs at least one of these scopes
-PUBLIC: Needs = frozenset()  # for everybody
+NO_SCOPES: Needs = frozenset()  # for everybody
 ANY_SCOPE: Needs = frozenset(Scope)  # for everybody who has a key
 
 
-def needs(*scopes: Scope) -> Needs:
+def make_needs(*scopes: Scope) -> Needs:
     return frozenset(scopes)
 
 
-INFERENCE_SCOPES = needs(Scope.INFERENCE)
-VIEW_SCOPES = needs(Scope.INFERENCE, Scope.METRICS, Scope.UPLOAD)  # for lists of models and their state
-METRICS_SCOPES = needs(Scope.METRICS)  # for the state of the whole server
-ADMIN_SCOPES = needs(Scope.ADMIN)
+INFERENCE_SCOPES = make_needs(Scope.INFERENCE)
+VIEW_SCOPES = make_needs(Scope.INFERENCE, Scope.METRICS, Scope.UPLOAD)  # for lists of models and their state
+METRICS_SCOPES = make_needs(Scope.METRICS)  # for the state of the whole server
+ADMIN_SCOPES = make_needs(Scope.ADMIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Former settings and keys of model.yaml that are now constants; if one is used, an error explains this."""
 
-REMOVED = frozenset(
+REMOVED_SETTINGS = frozenset(
     (
         # the server's settings
         "limits.max_elements",
@@ -65,6 +65,6 @@ REMOVED = frozenset(
 )
 
 
-def removal(name: str) -> str:
+def explain_removal(name: str) -> str:
     """Return the error text for a removed setting's dotted name, or an empty text for any other name."""
-    return f"'{name}' is no longer a setting: its value is fixed, so remove it" if name in REMOVED else ""
+    return f"'{name}' is no longer a setting: its value is fixed, so remove it" if name in REMOVED_SETTINGS else ""

@@ -39,18 +39,18 @@ class Controls:
     cache: CacheMode = "use"
 
 
-PLAIN = Controls()  # of a request without such parameters
+NO_CONTROLS = Controls()  # of a request without such parameters
 
 
 class AnswerSink(Protocol):
-    """Takes the answers to a streamed request, except its last one."""
+    """Receives the answers to a streamed request, except the last answer."""
 
     @property
     def has_begun(self) -> bool:
         """True after the first call of `put`."""
 
     def begin(self, ahead: int, allow: Callable[[int], None]) -> None:
-        """Set how many answers may wait in the sink, which calls `allow` with the number of answers that were taken."""
+        """Let up to `ahead` answers wait in this sink, and call `allow(n)` whenever the caller has taken n answers."""
 
     def put(self, answer: "InferResponse") -> bool:
         """Add an answer. Return False and drop the answer if too many are waiting for the caller."""
@@ -89,7 +89,7 @@ class InferRequest:
     protocol: str = "grpc"
     client: str = ""  # the client's address
     size_bytes: int = 0
-    controls: Controls = PLAIN
+    controls: Controls = NO_CONTROLS
     principal: Principal = ANYBODY  # the caller
     limit_statuses: tuple[LimitStatus, ...] = ()  # of the caller; empty: the caller has no limits
     answers: AnswerSink | None = None  # None: the caller wants one complete answer

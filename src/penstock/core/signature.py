@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from penstock.core.settings import Section
 from penstock.core.tensors import BYTES, NUMPY_TYPES, TensorSpec
 
-SECOND = "second."  # prefix of the second network's tensor names, in a model of two networks
+SECOND_PREFIX = "second."  # prefix of the second network's tensor names, in a model of two networks
 KNOWN_DATATYPES = (*NUMPY_TYPES, BYTES)
 
 

@@ -78,7 +78,7 @@ def add_states(a: GenerationState, b: GenerationState) -> GenerationState:
     return GenerationState(**both)
 
 
-def sum_by_block(found: Iterable[BlockStatistics]) -> list[BlockStatistics]:
+def merge_by_block(found: Iterable[BlockStatistics]) -> list[BlockStatistics]:
     """Return the merged statistics of each block."""
     total: dict[str, BlockStatistics] = {}
     for one in found:

@@ -36,9 +36,9 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
 ITEM_SIZES: Mapping[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_TYPES.items()}
 DATATYPES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 BYTES = "BYTES"
-_LENGTH = struct.Struct("<I").unpack_from
+_unpack_length = struct.Struct("<I").unpack_from
 MAX_RANK = 64
-PIECE = 64 * 1024  # elements
+PIECE_ELEMENTS = 64 * 1024  # elements
 SMALL_BYTES = 16 * 1024  # up to this size a copy is faster than a view
 MAX_ARRAY_BYTES = 2**63 - 1  # numpy's limit, also for shapes without elements
 
@@ -61,7 +61,7 @@ class TensorSpec:
     is_optional: bool = False  # a request may leave it out
 
 
-def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+def is_shape_accepted(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     """Return whether a shape matches the wanted shape, in which -1 allows any size."""
     return len(shape) == len(wanted) and all(want in (-1, size) for size, want in zip(shape, wanted, strict=True))
 
@@ -112,10 +112,10 @@ def from_array(name: str, array: Array) -> Tensor:
     return Tensor(name, datatype, array.shape, data.view(np.uint8).data.cast("B") if data.size else b"")
 
 
-def pieces(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def split_into_pieces(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Split values into parts, because converting all at once would block other threads and take extra memory."""
-    for start in range(0, len(values), PIECE):
-        yield values[start : start + PIECE]
+    for start in range(0, len(values), PIECE_ELEMENTS):
+        yield values[start : start + PIECE_ELEMENTS]
 
 
 def unpack_bytes(tensor: Tensor) -> list[bytes]:
@@ -135,7 +135,7 @@ def _split_elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
         start = offset + 4
         if start > end:
             break
-        offset = start + _LENGTH(data, offset)[0]
+        offset = start + _unpack_length(data, offset)[0]
         if offset > end:
             break
         elements.append(make(data[start:offset]))
@@ -148,8 +148,8 @@ def _split_elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
 
 
 def pack_bytes(elements: Sequence[bytes | str]) -> bytes:
-    if len(elements) > PIECE:
-        return b"".join([pack_bytes(piece) for piece in pieces(elements)])
+    if len(elements) > PIECE_ELEMENTS:
+        return b"".join([pack_bytes(piece) for piece in split_into_pieces(elements)])
     parts = []
     for element in elements:
         raw = element.encode() if isinstance(element, str) else element

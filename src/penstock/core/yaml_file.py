@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from penstock.core.error_text import given_value, plain_cause, plain_problem
+from penstock.core.error_text import describe_given_value, describe_problem, explain_cause
 from penstock.core.errors import ConfigError
-from penstock.core.removed_settings import removal
+from penstock.core.removed_settings import explain_removal
 
 T = TypeVar("T", bound=BaseModel)
 Location = tuple[Hashable, ...]
@@ -32,7 +32,7 @@ class ConflictingValues(ValueError):
 
 def read_yaml(path: Path, schema: type[T], base: Path | None = None, base_only: Sequence[str] = ()) -> T:
     """Return the file's settings; raise ConfigError with all problems of the file if there are any."""
-    found, faults = examine_yaml(path, schema, base, base_only)
+    found, faults = validate_yaml(path, schema, base, base_only)
     if faults:
         more = [fault.message.replace(f"{path}:", f"{path.name}:", 1) for fault in faults[1:]]
         raise ConfigError("; ".join([faults[0].message, *more]), **faults[0].fields)
@@ -40,7 +40,7 @@ def read_yaml(path: Path, schema: type[T], base: Path | None = None, base_only: 
     return found
 
 
-def examine_yaml(
+def validate_yaml(
     path: Path, schema: type[T], base: Path | None = None, base_only: Sequence[str] = ()
 ) -> tuple[T | None, list[ConfigError]]:
     """Return the file's valid settings and all its errors; the settings are None if too many values are invalid.
@@ -58,7 +58,7 @@ def examine_yaml(
     faults = [over.fault((key,), f"'{key}' {message}") for key in wrong]
     for key in wrong:
         del over.document[key]
-    found, more = _validate(overlay(under.document, over.document), schema, [over, under])
+    found, more = _validate(merge_settings(under.document, over.document), schema, [over, under])
     return found, faults + more
 
 
@@ -102,7 +102,7 @@ def _validate(
             gone = [location for (_, location), _ in reversed(places) if _remove_value(document, location)]
             if not gone:
                 return None, list(faults.values())
-            removed |= {name for location in gone for name in _removed_names(schema, location)}
+            removed |= {name for location in gone for name in _list_removed_names(schema, location)}
 
 
 Place = tuple[_Source, Location]
@@ -120,7 +120,7 @@ def _group_errors(errors: Sequence[Any], sources: Sequence[_Source]) -> list[tup
 def _create_fault(source: _Source, location: Location, errors: Sequence[Any], schema: type[BaseModel]) -> ConfigError:
     first, name = errors[0], _join_dotted(location)
     if first["type"] == "extra_forbidden":
-        return _unknown_key_error(source, location, schema)
+        return _create_unknown_key_error(source, location, schema)
     if first["type"] == "missing":
         return source.fault(location, f"{_join_dotted(first['loc'])} is missing")
     messages = [_describe_problem(each, schema, location) for each in errors]
@@ -130,18 +130,18 @@ def _create_fault(source: _Source, location: Location, errors: Sequence[Any], sc
         return source.fault(next((at for at in places if at in source.lines), ()), messages[0], conflict.reason)
     # A key of several types has a message for each type.
     others = [message.removeprefix("must be ") for message in dict.fromkeys(messages[1:]) if message != messages[0]]
-    message, given = f"{name}: {' or '.join([messages[0], *others])}", given_value(location, first["input"])
+    message, given = f"{name}: {' or '.join([messages[0], *others])}", describe_given_value(location, first["input"])
     return source.fault(location, message if not given or given in message else f"{message}, got {given}")
 
 
 def _describe_problem(error: Any, schema: type[BaseModel], location: Location) -> str:
     if error["type"] in ("model_type", "model_attributes_type") and (keys := _list_fields(schema, location)):
         return f"must be a section with some of the keys {', '.join(keys)}"
-    return plain_problem(error)
+    return describe_problem(error)
 
 
-def _unknown_key_error(source: _Source, location: Location, schema: type[BaseModel]) -> ConfigError:
-    if text := removal(_join_dotted([part for part in location if not isinstance(part, int)])):
+def _create_unknown_key_error(source: _Source, location: Location, schema: type[BaseModel]) -> ConfigError:
+    if text := explain_removal(_join_dotted([part for part in location if not isinstance(part, int)])):
         return source.fault(location, text, "unknown_key")
     message = f"unknown key '{_join_dotted(location)}'"
     if near := _find_similar(schema, location):
@@ -163,7 +163,7 @@ def _find_similar(schema: type[BaseModel], location: Location) -> list[str]:
     return get_close_matches(str(location[-1]), _list_fields(schema, location[:-1]), 1)
 
 
-def _removed_names(schema: type[BaseModel], location: Location) -> set[str]:
+def _list_removed_names(schema: type[BaseModel], location: Location) -> set[str]:
     """Return the dotted names of an unknown key, of the most similar known key, and of the section with both."""
     above = [str(part) for part in location[:-1] if not isinstance(part, int)]
     return {".".join([*above, str(last)]) for last in (location[-1], *_find_similar(schema, location))} | {
@@ -191,11 +191,11 @@ def _find_key(container: Any, part: Hashable) -> Any:
     return next((key for key in container if key == part or str(key) == part), None)
 
 
-def overlay(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
+def merge_settings(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
     found = {**base, **over}
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
-            found[key] = overlay(base[key], value)
+            found[key] = merge_settings(base[key], value)
     return found
 
 
@@ -204,7 +204,7 @@ def _read_source(path: Path) -> _Source:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        cause = plain_cause(error)
+        cause = explain_cause(error)
         raise ConfigError(f"{path}: cannot be read: {cause}", file=str(path), reason="unreadable") from error
     lines: dict[Location, int] = {}
     try:

@@ -11,8 +11,8 @@ from penstock.endpoints.held_bytes import Transit
 
 # Files other than connections: workers' sockets, models, metrics, files of libraries.
 RESERVED_FILES = 1024
-MANY_FILES = 1024 * 1024  # if the system has no limit
-UNCOUNTED_BYTES = (
+UNLIMITED_FILES = 1024 * 1024  # if the system has no limit
+MAX_UNCOUNTED_BYTES = (
     16 * 1024
 )  # smaller messages are not counted while they arrive, because only a million of them would matter
 
@@ -60,7 +60,7 @@ class ConnectionLimits:
 
 
 class SlowConnection(asyncio.Protocol):
-    """A connection whose unsent bytes are counted until the client reads them. If too many are held, it is aborted."""
+    """A connection that is aborted if the server holds too many bytes that the client does not read."""
 
     transport: asyncio.Transport
     _connection_limits: ConnectionLimits
@@ -109,17 +109,17 @@ def raise_file_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return MANY_FILES if hard == resource.RLIM_INFINITY else hard
+    return UNLIMITED_FILES if hard == resource.RLIM_INFINITY else hard
 
 
-def max_http_connections(limits: Limits, files: int) -> int:
-    return max(1, min(limits.max_connections, _files_for_connections(files) * 2 // 3))
+def compute_max_http_connections(limits: Limits, files: int) -> int:
+    return max(1, min(limits.max_connections, _count_files_for_connections(files) * 2 // 3))
 
 
-def max_grpc_connections(limits: Limits, files: int, files_each: int = 1) -> int:
-    return max(1, min(limits.max_connections, _files_for_connections(files) // (3 * files_each)))
+def compute_max_grpc_connections(limits: Limits, files: int, files_each: int = 1) -> int:
+    return max(1, min(limits.max_connections, _count_files_for_connections(files) // (3 * files_each)))
 
 
-def _files_for_connections(files: int) -> int:
+def _count_files_for_connections(files: int) -> int:
     """Return how many of the `files` that this process may open are for connections: at least half."""
     return files - min(RESERVED_FILES, files // 2)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
-NAMES = frozenset((AUTHORIZATION, API_KEY))
+CREDENTIAL_HEADERS = frozenset((AUTHORIZATION, API_KEY))
 _NAMES_AS_BYTES = {AUTHORIZATION.encode(): AUTHORIZATION, API_KEY.encode(): API_KEY}
 
 
@@ -32,7 +32,7 @@ class Credentials(NamedTuple):
     def of_metadata(
         cls, metadata: Iterable[tuple[str, str | bytes]], certificate: tuple[str, ...] = ()
     ) -> "Credentials":
-        given = [pair for pair in metadata if pair[0] in NAMES]
+        given = [pair for pair in metadata if pair[0] in CREDENTIAL_HEADERS]
         return _parse_credentials([(name, value) for name, value in given if isinstance(value, str)], certificate)
 
 

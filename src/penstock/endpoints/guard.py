@@ -9,7 +9,7 @@ from penstock.endpoints.credentials import Credentials
 
 KeyRequirement = Literal["auto", "required", "off"]
 M = TypeVar("M", bound=Callable[..., Any])
-HOW = "send 'authorization: Bearer KEY' or 'x-api-key: KEY'"
+HOW_TO_SEND_A_KEY = "send 'authorization: Bearer KEY' or 'x-api-key: KEY'"
 
 
 class KnownKeys(Protocol):
@@ -60,7 +60,7 @@ class Guard:
             return NOBODY
         principal = self._authenticate(credentials, now)
         if not principal.may(needs):
-            raise _forbidden_error(principal, needs)
+            raise _create_forbidden_error(principal, needs)
         return principal
 
     def _authenticate(self, credentials: Credentials, now: float) -> Principal:
@@ -78,7 +78,7 @@ class Guard:
                 )
             principal = found
         else:
-            raise Unauthenticated(f"this server requires a key: {HOW}")
+            raise Unauthenticated(f"this server requires a key: {HOW_TO_SEND_A_KEY}")
         if now >= principal.expires_at:
             raise Unauthenticated("this key has expired: use another key")
         return principal
@@ -94,7 +94,7 @@ class Guard:
         return principal
 
 
-def open_guard() -> Guard:
+def create_open_guard() -> Guard:
     """Return a guard that admits everybody."""
     return Guard("off")
 
@@ -109,7 +109,7 @@ def needs_scope(*scopes: Scope) -> Callable[[M], M]:
     return declare
 
 
-def declared_needs(method: Callable[..., Any]) -> Needs:
+def get_declared_needs(method: Callable[..., Any]) -> Needs:
     """Return the declared scopes of a method; raise TypeError if none are declared."""
     found: Needs | None = getattr(method, "needs", None)
     if found is None:
@@ -117,6 +117,6 @@ def declared_needs(method: Callable[..., Any]) -> Needs:
     return found
 
 
-def _forbidden_error(principal: Principal, needs: Needs) -> Forbidden:
+def _create_forbidden_error(principal: Principal, needs: Needs) -> Forbidden:
     wanted = " or ".join(f"'{scope}'" for scope in sorted(needs))
     return Forbidden(f"the key '{principal.name}' may not do this: it needs the scope {wanted}")

@@ -14,21 +14,23 @@ import grpc
 import structlog
 
 from penstock.core.errors import Forbidden, InvalidRequest, NameTaken, PenstockError, Unauthenticated, UnknownModel
-from penstock.core.principals import ANY_SCOPE, ANYBODY, PUBLIC, Needs, Principal, Scope
+from penstock.core.principals import ANY_SCOPE, ANYBODY, NO_SCOPES, Needs, Principal, Scope
 from penstock.endpoints.credentials import Credentials
-from penstock.endpoints.edge_identity import identity_of_metadata
-from penstock.endpoints.guard import Guard, declared_needs
-from penstock.wire.credentials.certificate_names import names_of_call
+from penstock.endpoints.edge_identity import read_metadata_identity
+from penstock.endpoints.guard import Guard, get_declared_needs
+from penstock.wire.credentials.certificate_names import read_call_names
 from penstock.wire.failures import encode_failure
 from penstock.wire.grpc_listener.header_memory import ArrivedMessages
-from penstock.wire.manager_connection import ASKED_BY, CALLERS_KEY, NAME_CHARS
+from penstock.wire.manager_connection import ASKED_BY_HEADER, CALLERS_KEY_HEADER, MAX_NAME_CHARS
 
 log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext
-UNIX = "unix:"
+UNIX_PREFIX = "unix:"
 OPERATOR = Principal("operator", scopes=ANY_SCOPE)  # a caller who can open the manager's socket can also read its files
-THIRD_PARTY_NEEDS: Mapping[str, Needs] = {"grpc.health.v1.Health": PUBLIC}  # services whose methods declare no scopes
-CODES: Mapping[type[PenstockError], grpc.StatusCode] = {
+THIRD_PARTY_NEEDS: Mapping[str, Needs] = {
+    "grpc.health.v1.Health": NO_SCOPES
+}  # services whose methods declare no scopes
+STATUS_CODES: Mapping[type[PenstockError], grpc.StatusCode] = {
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     NameTaken: grpc.StatusCode.ALREADY_EXISTS,
@@ -48,18 +50,18 @@ class CurrentCall:
         self.method = method
 
 
-def caller() -> Principal:
+def get_caller() -> Principal:
     asked = current_call.get()
     return ANYBODY if asked is None else asked.principal
 
 
 def may_use(model: str, block_id: str = "") -> bool:
     """Return whether the allow list of the caller's key permits the model or block."""
-    return caller().may_use(model, block_id)
+    return get_caller().may_use(model, block_id)
 
 
 def check_change(model: str, block_ids: Iterable[str] = ()) -> None:
-    """Raise UnknownModel unless the caller may use all blocks of the model, as if a hidden model did not exist."""
+    """Raise UnknownModel unless the caller may use all blocks of the model, so that hidden models stay unknown."""
     if not all(may_use(model, block_id) for block_id in [*block_ids] or [""]):
         raise UnknownModel(f"there is no model '{model[:128]}': it is neither deployed nor in the registry")
 
@@ -96,7 +98,7 @@ class GuardedServer:
         )
         kind = f"{asked}_{answered}"
         answer = getattr(handler, kind)
-        needs = THIRD_PARTY_NEEDS[service] if service in THIRD_PARTY_NEEDS else declared_needs(answer)
+        needs = THIRD_PARTY_NEEDS[service] if service in THIRD_PARTY_NEEDS else get_declared_needs(answer)
         wrap = self._wrap_streaming if inspect.isasyncgenfunction(answer) else self._wrap_unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         wrapped = wrap(answer, needs, f"{service.rpartition('.')[2]}.{name}")
@@ -115,7 +117,7 @@ class GuardedServer:
             except PenstockError as error:
                 log.warning("call_failed", method=method, code=error.code, error=error.message)
                 if not has_failure:
-                    await refuse(context, error)
+                    await abort_with_error(context, error)
                 return kind(failure=encode_failure(error))
 
         return guarded
@@ -130,7 +132,7 @@ class GuardedServer:
                         await self._admit(context, needs)
                     yield answered
             except PenstockError as error:
-                await refuse(context, error)
+                await abort_with_error(context, error)
 
         return guarded
 
@@ -151,38 +153,40 @@ class GuardedServer:
     async def _admit(self, context: Context, needs: Needs) -> Principal:
         """Return the caller. A key that a gateway forwards takes precedence over the gateway's own credentials."""
         metadata = context.invocation_metadata() or ()
-        forwarded = tuple(bytes(value).decode("latin-1") for name, value in metadata if name == CALLERS_KEY)
-        if not self._is_behind_edge and context.peer().startswith(UNIX) and not forwarded:
+        forwarded = tuple(bytes(value).decode("latin-1") for name, value in metadata if name == CALLERS_KEY_HEADER)
+        if not self._is_behind_edge and context.peer().startswith(UNIX_PREFIX) and not forwarded:
             return OPERATOR
         certificate = self._read_certificate(context) if self._guard.reads_certificates else ()
         credentials = Credentials(forwarded) if forwarded else Credentials.of_metadata(metadata, certificate)
         try:
             return self._guard.admit(credentials, needs, time.time())
         except PenstockError as error:
-            await refuse(context, error)
+            await abort_with_error(context, error)
 
     def _read_certificate(self, context: Context) -> tuple[str, ...]:
         if self._is_behind_edge:
-            return identity_of_metadata(context.invocation_metadata() or ()).certificate
-        return names_of_call(context.auth_context())
+            return read_metadata_identity(context.invocation_metadata() or ()).certificate
+        return read_call_names(context.auth_context())
 
 
-def peer_of(context: Context) -> str:
+def get_peer(context: Context) -> str:
     """Return the caller's address in gRPC's notation, also behind the edge."""
-    identity = identity_of_metadata(context.invocation_metadata() or ()) if context.peer().startswith(UNIX) else None
+    identity = (
+        read_metadata_identity(context.invocation_metadata() or ()) if context.peer().startswith(UNIX_PREFIX) else None
+    )
     return identity.peer if identity is not None and identity.client[0] else str(context.peer())
 
 
 def _find_original_caller(context: Context, principal: Principal) -> Principal:
     """Return the caller for whom a gateway forwards a call. Only roles of the cluster may name another caller."""
     for name, value in context.invocation_metadata() or ():
-        if name == ASKED_BY and isinstance(value, bytes) and Scope.JOIN in principal.scopes:
-            return Principal(value.decode(errors="replace")[:NAME_CHARS], scopes=principal.scopes)
+        if name == ASKED_BY_HEADER and isinstance(value, bytes) and Scope.JOIN in principal.scopes:
+            return Principal(value.decode(errors="replace")[:MAX_NAME_CHARS], scopes=principal.scopes)
     return principal
 
 
-async def refuse(context: Context, error: PenstockError) -> Never:
-    code = CODES.get(type(error), grpc.StatusCode.UNAVAILABLE)
+async def abort_with_error(context: Context, error: PenstockError) -> Never:
+    code = STATUS_CODES.get(type(error), grpc.StatusCode.UNAVAILABLE)
     metadata = (("penstock-code", error.code), ("penstock-leader", error.fields.get("leader", "")))
     await context.abort(code, error.message, metadata)
     raise AssertionError("abort raises")

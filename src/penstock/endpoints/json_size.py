@@ -10,11 +10,11 @@ from penstock.core.tensors import Buffer
 
 PIECE_BYTES = 1024 * 1024  # counted at once; other threads run between the pieces
 MAX_NESTING = 200  # levels; the encoder and recursive readers manage little more
-TRAILING = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
-BEYOND_LATIN = re.compile(rb"[\xc4-\xf7]")  # first bytes of characters that take two or four bytes in memory
-BEYOND_16_BITS = re.compile(rb"[\xf0-\xf7]")
+TRAILING_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
+BEYOND_LATIN_PATTERN = re.compile(rb"[\xc4-\xf7]")  # first bytes of characters that take two or four bytes in memory
+BEYOND_16_BITS_PATTERN = re.compile(rb"[\xf0-\xf7]")
 # An escape of a character that takes four bytes in memory. Its digits may be in the next piece.
-SURROGATE = re.compile(rb"\\u(?:[dD](?:[89abAB]|\Z)|\Z)")
+SURROGATE_PATTERN = re.compile(rb"\\u(?:[dD](?:[89abAB]|\Z)|\Z)")
 
 
 def check_json_size(raw: Buffer, limits: Limits, piece_bytes: int = PIECE_BYTES) -> None:
@@ -34,7 +34,7 @@ def check_json_size(raw: Buffer, limits: Limits, piece_bytes: int = PIECE_BYTES)
                 piece, cut = piece[:-1], b"\\"
         parts = piece.split(b'"')
         plain = b"".join(parts[is_inside::2])
-        memory.add(parts[1 - is_inside :: 2], _character_bytes(piece), bool(is_inside), len(parts) == 1)
+        memory.add(parts[1 - is_inside :: 2], _find_character_bytes(piece), bool(is_inside), len(parts) == 1)
         is_inside ^= (len(parts) - 1) & 1
         keys += plain.count(b":")
         values += plain.count(b",") + plain.count(b"[") + plain.count(b"{")
@@ -81,12 +81,12 @@ class _TextMemory:
             self._characters, self._width = _count_characters(texts[-1], width), width
 
 
-def _character_bytes(piece: bytes) -> int:
+def _find_character_bytes(piece: bytes) -> int:
     """Return the memory of the widest character of a piece: 1, 2 or 4 bytes."""
     is_ascii, has_escapes = piece.isascii(), b"\\u" in piece
-    if (not is_ascii and BEYOND_16_BITS.search(piece)) or (has_escapes and SURROGATE.search(piece)):
+    if (not is_ascii and BEYOND_16_BITS_PATTERN.search(piece)) or (has_escapes and SURROGATE_PATTERN.search(piece)):
         return 4
-    return 2 if has_escapes or (not is_ascii and BEYOND_LATIN.search(piece)) else 1
+    return 2 if has_escapes or (not is_ascii and BEYOND_LATIN_PATTERN.search(piece)) else 1
 
 
 def _count_characters(text: bytes, width: int) -> int:
@@ -96,7 +96,7 @@ def _count_characters(text: bytes, width: int) -> int:
 
 
 def _count_trailing(text: bytes) -> int:
-    return len(text) - len(text.translate(None, TRAILING))
+    return len(text) - len(text.translate(None, TRAILING_BYTES))
 
 
 def _check_counts(values: int, keys: int, text_bytes: int, limits: Limits) -> None:

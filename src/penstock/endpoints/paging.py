@@ -14,26 +14,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.core.errors import InvalidRequest
-from penstock.endpoints.http.openapi import json_answer
+from penstock.endpoints.http.openapi import make_json_answer
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
-PAGING = {
+PAGING_PARAMETERS = {
     "limit": f"Maximum number of items: 1 to {MAX_LIMIT}, by default {DEFAULT_LIMIT}",
     "cursor": "`next_cursor` of the previous page",
 }
 BAD_CURSOR = "invalid cursor: pass `next_cursor` from the previous page"
-Order = Callable[[dict[str, Any]], Any]
+GetSortKey = Callable[[dict[str, Any]], Any]
 
 
-def limit_of(request: Request) -> int:
+def read_limit(request: Request) -> int:
     given = request.query_params.get("limit", str(DEFAULT_LIMIT))
     if not given.isdecimal() or not 1 <= int(given[:8]) <= MAX_LIMIT:
         raise InvalidRequest(f"limit is '{given[:40]}': it must be a number from 1 to {MAX_LIMIT}")
     return int(given)
 
 
-def cursor_of(request: Request) -> Any:
+def read_cursor(request: Request) -> Any:
     """Return the sort key of the previous page's last item, or None for the first page."""
     given = request.query_params.get("cursor", "")
     if not given:
@@ -44,12 +44,12 @@ def cursor_of(request: Request) -> Any:
         raise InvalidRequest(BAD_CURSOR) from error
 
 
-def page_of(items: list[dict[str, Any]], order: Order | None) -> Response:
+def make_page(items: list[dict[str, Any]], order: GetSortKey | None) -> Response:
     """Return an answer with these items. If more items follow, `order` returns an item's sort key, for the cursor."""
-    return page_ending_at(items, order(items[-1]) if order and items else None)
+    return make_page_ending_at(items, order(items[-1]) if order and items else None)
 
 
-def page_ending_at(items: list[dict[str, Any]], last: Any) -> Response:
+def make_page_ending_at(items: list[dict[str, Any]], last: Any) -> Response:
     """Return an answer with these items. `last` is the last item's sort key, or None if no items follow."""
     cursor = None if last is None else urlsafe_b64encode(orjson.dumps(last)).rstrip(b"=").decode()
-    return json_answer({"items": items, "next_cursor": cursor}, headers={"cache-control": "no-cache"})
+    return make_json_answer({"items": items, "next_cursor": cursor}, headers={"cache-control": "no-cache"})

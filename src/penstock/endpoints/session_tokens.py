@@ -15,14 +15,14 @@ from penstock.core.errors import Unauthenticated
 from penstock.core.principals import KeyLimits, Principal, Scope
 
 ALGORITHM = "EdDSA"
-LIFE_S = 15 * 60.0
+LIFETIME_S = 15 * 60.0
 MAX_CHARS = 4096
 MAX_CACHED_TOKENS = 4096
 SCOPES = frozenset((Scope.INFERENCE,))  # a token permits inference only, whatever its API key permits
-RENEW = "get a new one with Discover"
+RENEWAL_ADVICE = "get a new one with Discover"
 
 
-def _no_expiry(key_id: str) -> float:
+def _return_no_expiry(key_id: str) -> float:
     return inf
 
 
@@ -36,7 +36,7 @@ class SigningKey(NamedTuple):
     private: bytes  # 32 bytes
 
 
-def public_key_of(private: bytes) -> bytes:
+def derive_public_key(private: bytes) -> bytes:
     """Return the public key of a signing key. Endpoints verify tokens with the public key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -48,7 +48,7 @@ def sign_token(key: SigningKey, principal: Principal, block_id: str, now: float)
     import jwt  # deferred: the import takes a tenth of a second
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    expires_at = min(now + LIFE_S, principal.expires_at)
+    expires_at = min(now + LIFETIME_S, principal.expires_at)
     claims: dict[str, Any] = {
         "aud": block_id,
         "sub": principal.key_id,
@@ -69,7 +69,7 @@ class SessionTokens:
     def __init__(self, max_cached: int = MAX_CACHED_TOKENS) -> None:
         self._public: dict[str, Any] = {}
         self._signers: Mapping[str, bytes] = {}
-        self._valid_until: Callable[[str], float] = _no_expiry
+        self._valid_until: Callable[[str], float] = _return_no_expiry
         self._clock_ahead_s = 0.0
         self._known: OrderedDict[str, Principal] = OrderedDict()
         self._max_cached = max_cached
@@ -77,7 +77,7 @@ class SessionTokens:
     def keys_changed(
         self,
         signers: Mapping[str, bytes],
-        valid_until: Callable[[str], float] = _no_expiry,
+        valid_until: Callable[[str], float] = _return_no_expiry,
         clock_ahead_s: float = 0.0,
     ) -> None:
         """Replace the public keys by `kid`, and the function that returns until when an API key is valid.
@@ -101,7 +101,7 @@ class SessionTokens:
                 self._cache_principal(token, principal)
         if now >= principal.expires_at:
             self._known.pop(token, None)
-            raise Unauthenticated(f"this session token has expired: {RENEW}")
+            raise Unauthenticated(f"this session token has expired: {RENEWAL_ADVICE}")
         if now >= (key_ends := self._valid_until(principal.key_id)):
             what = "was revoked" if key_ends == -inf else "has expired"
             raise Unauthenticated(f"the API key of this session token {what}: use another key")
@@ -120,13 +120,13 @@ class SessionTokens:
         try:
             kid = jwt.get_unverified_header(token).get("kid", "")
             if kid not in self._signers:
-                raise Unauthenticated(f"this session token is signed with an unknown key: {RENEW}")
+                raise Unauthenticated(f"this session token is signed with an unknown key: {RENEWAL_ADVICE}")
             claims: Mapping[str, Any] = jwt.decode(token, self._find_public_key(kid), [ALGORITHM], _JWT_OPTIONS)
-            return _principal_of_claims(claims, self._clock_ahead_s)
+            return _make_principal(claims, self._clock_ahead_s)
         except jwt.InvalidTokenError as error:
-            raise Unauthenticated(f"this session token is invalid: {RENEW}") from error
+            raise Unauthenticated(f"this session token is invalid: {RENEWAL_ADVICE}") from error
         except (KeyError, TypeError, ValueError) as error:
-            raise Unauthenticated(f"this session token lacks required claims: {RENEW}") from error
+            raise Unauthenticated(f"this session token lacks required claims: {RENEWAL_ADVICE}") from error
 
     def _find_public_key(self, kid: str) -> Any:
         if kid not in self._public:
@@ -140,7 +140,7 @@ class SessionTokens:
 _JWT_OPTIONS: Any = {"verify_exp": False, "verify_iat": False, "verify_aud": False, "require": ["aud", "exp", "sub"]}
 
 
-def _principal_of_claims(claims: Mapping[str, Any], clock_ahead_s: float) -> Principal:
+def _make_principal(claims: Mapping[str, Any], clock_ahead_s: float) -> Principal:
     block_id, limits, expires_at = claims["aud"], claims.get("limits"), float(claims["exp"]) - clock_ahead_s
     if not isinstance(block_id, str) or not block_id or not expires_at < inf:
         raise ValueError("a token must name one block and an expiry")

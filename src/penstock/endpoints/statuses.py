@@ -5,7 +5,7 @@ from math import ceil
 
 import grpc
 
-from penstock.core.error_text import for_clients
+from penstock.core.error_text import clean_for_clients
 from penstock.core.errors import PenstockError, RateLimited
 from penstock.core.generation import CONTEXT_LENGTH
 from penstock.core.principals import LimitStatus
@@ -58,25 +58,25 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
 KEY_CHALLENGE = 'Basic realm="penstock", Bearer realm="penstock"'
 
 
-def grpc_code(error: PenstockError) -> grpc.StatusCode:
+def get_grpc_code(error: PenstockError) -> grpc.StatusCode:
     return _CODES[error.code][0]
 
 
-def http_code(error: PenstockError) -> int:
+def get_http_code(error: PenstockError) -> int:
     return _CODES[error.code][1]
 
 
-def openai_code(error: PenstockError) -> int:
+def get_openai_code(error: PenstockError) -> int:
     """Return the HTTP code for OpenAI's API: 400 for a prompt that is too long, because its clients retry a 429."""
-    return 400 if error.reason == CONTEXT_LENGTH else http_code(error)
+    return 400 if error.reason == CONTEXT_LENGTH else get_http_code(error)
 
 
-def public_message(error: PenstockError) -> str:
+def make_public_message(error: PenstockError) -> str:
     """Return the error's message for clients, without paths and tracebacks."""
-    return for_clients(error.message)
+    return clean_for_clients(error.message)
 
 
-def headers(error: PenstockError) -> dict[str, str]:
+def make_headers(error: PenstockError) -> dict[str, str]:
     """Return the headers of an error over HTTP, which are the trailing metadata over gRPC."""
     found = {"penstock-code": error.code}
     if error.code == "unauthenticated":
@@ -87,11 +87,11 @@ def headers(error: PenstockError) -> dict[str, str]:
     if isinstance(error, RateLimited):
         found["retry-after-ms"] = str(ceil(1000 * error.retry_after_s))  # OpenAI's clients read this header
         found["penstock-limit"] = error.fields.get("limit", "")
-        found |= limit_headers(error.limit_statuses, error.fields.get("limit", ""))
+        found |= make_limit_headers(error.limit_statuses, error.fields.get("limit", ""))
     return found
 
 
-def details(error: PenstockError) -> dict[str, str | float]:
+def make_details(error: PenstockError) -> dict[str, str | float]:
     """Return the fields that follow the error's code in a stream: the limit, and the seconds until a retry."""
     found: dict[str, str | float] = {}
     retry_after_s = getattr(error, "retry_after_s", None)
@@ -102,7 +102,7 @@ def details(error: PenstockError) -> dict[str, str | float]:
     return found
 
 
-def limit_headers(limit_statuses: Sequence[LimitStatus], refused: str = "") -> dict[str, str]:
+def make_limit_headers(limit_statuses: Sequence[LimitStatus], refused: str = "") -> dict[str, str]:
     """Return the headers with a caller's limits.
 
     `ratelimit` and `ratelimit-policy`, from the IETF draft, list all limits. The older fields show one limit: the limit
@@ -124,7 +124,7 @@ def limit_headers(limit_statuses: Sequence[LimitStatus], refused: str = "") -> d
     }
 
 
-def openai_limit_headers(limit_statuses: Sequence[LimitStatus]) -> dict[str, str]:
+def make_openai_limit_headers(limit_statuses: Sequence[LimitStatus]) -> dict[str, str]:
     """Return the limits on requests and tokens in the headers of OpenAI's API."""
     found: dict[str, str] = {}
     for each in limit_statuses:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from penstock.core.error_text import plain_cause
+from penstock.core.error_text import explain_cause
 from penstock.core.errors import ConfigError
 
 CLASSIFIER = "ForSequenceClassification"
@@ -95,7 +95,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(require_file(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise file_error(path, f"is not valid JSON: {plain_cause(error)}") from error
+        raise file_error(path, f"is not valid JSON: {explain_cause(error)}") from error
 
 
 def file_error(path: Path, message: str) -> ConfigError:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.core.errors import InvalidTensor
-from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec, fits
+from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec, is_shape_accepted
 
 
 def checked_input(spec: TensorSpec, inputs: Mapping[str, Array]) -> Array:
@@ -13,6 +13,6 @@ def checked_input(spec: TensorSpec, inputs: Mapping[str, Array]) -> Array:
     array = inputs[spec.name]
     if array.dtype != NUMPY_TYPES[spec.datatype]:
         raise InvalidTensor(f"input '{spec.name}' has dtype {array.dtype}; the model takes {spec.datatype}")
-    if not fits(array.shape, spec.shape):
+    if not is_shape_accepted(array.shape, spec.shape):
         raise InvalidTensor(f"input '{spec.name}' has shape {list(array.shape)}; the model takes {list(spec.shape)}")
     return array

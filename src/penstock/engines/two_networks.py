@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.core.signature import SECOND, Signature
+from penstock.core.signature import SECOND_PREFIX, Signature
 from penstock.core.tensors import Array, TensorSpec
 from penstock.engines.engine_protocols import Engine
 
 
 class TwoNetworkEngine:
-    """Runs two networks. The names of the second network's tensors begin with `SECOND`."""
+    """Runs two networks. The names of the second network's tensors begin with `SECOND_PREFIX`."""
 
     def __init__(self, first: Engine, second: Engine) -> None:
         self._first = first
@@ -39,10 +39,10 @@ class TwoNetworkEngine:
             self._second.close()
 
     def _choose_network(self, inputs: Mapping[str, Array]) -> tuple[Engine, Mapping[str, Array]]:
-        if not any(name.startswith(SECOND) for name in inputs):
+        if not any(name.startswith(SECOND_PREFIX) for name in inputs):
             return self._first, inputs
-        return self._second, {name.removeprefix(SECOND): array for name, array in inputs.items()}
+        return self._second, {name.removeprefix(SECOND_PREFIX): array for name, array in inputs.items()}
 
 
 def _add_prefix(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    return tuple(replace(spec, name=SECOND + spec.name) for spec in specs)
+    return tuple(replace(spec, name=SECOND_PREFIX + spec.name) for spec in specs)

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import overlay, read_yaml
+from penstock.core.yaml_file import merge_settings, read_yaml
 from penstock.experiments.experiment import Experiment
 from penstock.models.folder import NAME
 
@@ -25,7 +25,9 @@ def read_experiment(file: Path) -> Experiment:
     try:
         return Experiment.model_validate({**merged, "name": name, "description": own.description, "extends": None})
     except ValidationError as error:
-        raise ConfigError(f"{file}: with inherited settings: {first_problem(error)}", file=str(file)) from error
+        raise ConfigError(
+            f"{file}: with inherited settings: {describe_first_problem(error)}", file=str(file)
+        ) from error
 
 
 def find_experiments(folder: Path) -> list[Path]:
@@ -44,7 +46,7 @@ def _read_merged(file: Path, inside: tuple[Path, ...]) -> tuple[Experiment, dict
     given = own.model_dump(exclude_unset=True)
     if base is None:
         return own, given
-    return own, overlay(_read_merged(base, (*inside, resolved))[1], given)
+    return own, merge_settings(_read_merged(base, (*inside, resolved))[1], given)
 
 
 def _find_base(file: Path, own: Experiment) -> Path | None:

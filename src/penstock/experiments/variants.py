@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import overlay
+from penstock.core.yaml_file import merge_settings
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.onnx import onnx_variants
 from penstock.engines.onnx.onnx_variants import weight_files
@@ -109,7 +109,7 @@ class Variants:
         instances = {"count": case.instances, "threads": case.threads, "device": case.device}
         given = {key: value for key, value in instances.items() if value is not None}
         laid = {**file, "versions": "latest", "batching": case.batching, "instances": given}
-        return overlay(own, {**laid, "residence": {"load": "eager"}})  # loading is not measured
+        return merge_settings(own, {**laid, "residence": {"load": "eager"}})  # loading is not measured
 
     def build_repository(self, case: Case, target: Path) -> Path:
         made = self.in_precision(case.model, case.engine, case.precision)
@@ -141,7 +141,7 @@ def settings_problem(given: Mapping[str, Any]) -> str | None:
     try:
         ModelSettings.model_validate(given)
     except ValidationError as error:
-        return first_problem(error)
+        return describe_first_problem(error)
     return None
 
 

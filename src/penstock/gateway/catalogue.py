@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.core.blocks import SERVABLE, BlockDescription, Control
 from penstock.core.cluster.devices import merge_devices
 from penstock.core.config import SERVER_NAME
-from penstock.core.error_text import for_clients
+from penstock.core.error_text import clean_for_clients
 from penstock.core.errors import InvalidRequest, ModelNotReady, OtherCluster, UnknownModel
 from penstock.core.principals import Principal
 from penstock.core.settings import GENERATE, Routing
@@ -17,7 +17,7 @@ from penstock.core.statistics import BlockStatistics
 from penstock.features.live.live_view import BlockInfo, ServerInfo, WorkerInfo
 from penstock.gateway.native_grpc.server_choice import GrpcChoice
 from penstock.router.dispatcher import Dispatcher
-from penstock.router.lanes.lane import Member
+from penstock.router.lanes.lane import ConnectedWorker
 from penstock.serving.admission import Admission
 from penstock.serving.readiness import Readiness
 from penstock.serving.resolve import Resolver
@@ -36,7 +36,7 @@ EXTENSIONS = (
     "system_shared_memory",
 )
 POLL_S = 0.02
-CHANGE_S = 2.0  # for a change by the manager to arrive here
+CHANGE_TIMEOUT_S = 2.0  # for a change by the manager to arrive here
 
 
 class OtherClusters(Protocol):
@@ -157,7 +157,7 @@ class Catalogue:
 
     async def _wait_until(self, model: str, is_ready: bool) -> None:
         """Wait until this gateway lists the model as ready or not, because the caller may check the state at once."""
-        end = asyncio.get_running_loop().time() + CHANGE_S
+        end = asyncio.get_running_loop().time() + CHANGE_TIMEOUT_S
         while asyncio.get_running_loop().time() < end:
             if self._is_listed_ready(model) == is_ready:
                 return
@@ -230,7 +230,9 @@ class Catalogue:
             ready=self.is_server_ready(),
             draining=self._admission.is_draining,
             blocks=[
-                BlockInfo(v.block_id, v.model, v.version, v.state, for_clients(v.reason), max_rows.get(v.block_id))
+                BlockInfo(
+                    v.block_id, v.model, v.version, v.state, clean_for_clients(v.reason), max_rows.get(v.block_id)
+                )
                 for v in self.resolver.views()
             ],
             workers=[
@@ -255,7 +257,7 @@ class Catalogue:
         described = {block.block_id: block for block in self.resolver.blocks() if block.is_described}
         for block in found["blocks"]:
             del block["max_rows"]  # the model's configuration has it
-            block |= run_details(described.get(block["block_id"]), self._dispatcher.workers())
+            block |= describe_run(described.get(block["block_id"]), self._dispatcher.workers())
         return {
             **found,
             "grpc_server": self.grpc_server._asdict(),
@@ -268,7 +270,7 @@ class Catalogue:
         }
 
 
-def run_details(block: BlockDescription | None, workers: Iterable[Member]) -> dict[str, str]:
+def describe_run(block: BlockDescription | None, workers: Iterable[ConnectedWorker]) -> dict[str, str]:
     """Return the platform, precision, device and notes of a block; an empty dict if the block was never loaded."""
     if block is None:
         return {}
@@ -283,5 +285,5 @@ def run_details(block: BlockDescription | None, workers: Iterable[Member]) -> di
         "platform": block.platform,
         "precision": block.precision,
         "device": block.device,
-        "note": for_clients("; ".join(variants.values()) if len(variants) > 1 else block.note),
+        "note": clean_for_clients("; ".join(variants.values()) if len(variants) > 1 else block.note),
     }

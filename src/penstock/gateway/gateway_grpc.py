@@ -18,21 +18,21 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, Draining, PenstockError
-from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs
-from penstock.endpoints.connection_limits import max_grpc_connections, raise_file_limit
+from penstock.core.principals import ANY_SCOPE, NO_SCOPES, Needs
+from penstock.endpoints.connection_limits import compute_max_grpc_connections, raise_file_limit
 from penstock.endpoints.grpc.grpc_traffic import CHECK_S, GrpcTraffic
-from penstock.endpoints.guard import declared_needs
+from penstock.endpoints.guard import get_declared_needs
 from penstock.features.direct.direct_grpc import DirectGrpc
 from penstock.features.edge.gateway_sockets import GatewaySockets
-from penstock.gateway.blocks.block_grpc import BlockGrpc, packet_reader
+from penstock.gateway.blocks.block_grpc import BlockGrpc, create_packet_reader
 from penstock.gateway.native_grpc.native_server import NativeServer
 from penstock.gateway.oip.grpc_service import (
     OipGrpc,
-    control_reader,
-    infer_reader,
-    with_guard,
-    with_message,
-    with_readable_message,
+    create_control_reader,
+    create_infer_reader,
+    wrap_with_guard,
+    wrap_with_message,
+    wrap_with_readable_message,
 )
 from penstock.gateway.oip.message_size import ENVELOPE_BYTES
 from penstock.pb.blocks import inference_pb2
@@ -54,20 +54,20 @@ _HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 # Readers of messages, for methods that handle errors of the reader themselves.
 _READERS: Mapping[str, Callable[[Limits, Admission], Any]] = {
-    f"{SERVICE}.ModelInfer": infer_reader,
-    f"{SERVICE}.ModelStreamInfer": infer_reader,
-    f"{BLOCK_SERVICE}.infer": packet_reader,
+    f"{SERVICE}.ModelInfer": create_infer_reader,
+    f"{SERVICE}.ModelStreamInfer": create_infer_reader,
+    f"{BLOCK_SERVICE}.infer": create_packet_reader,
 }
 IDLE_MS = 15 * 60 * 1000  # a client whose connection was closed between calls opens another by itself
 SOCKET_MODE = 0o666  # the permissions of its folder decide who may connect
 _SERIALIZE = methodcaller("SerializeToString")  # also accepts a SerializedResponse
 DELIVERY_S = 0.02  # by then, clients have received the answers written before
-END_S = 0.5  # time for calls to end after their connections were closed
+END_TIMEOUT_S = 0.5  # time for calls to end after their connections were closed
 DEAD_AFTER_MS = 60 * 1000  # an idle connection is pinged after this time, and closed after it again without an answer
 
 
 class GrpcServer:
-    """A gRPC server with inference, health and reflection. The native server may be in front of it."""
+    """A gRPC server with inference, health and reflection, optionally behind the native server (pygrpc-native)."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class GrpcServer:
                 ("grpc.server.max_pending_requests_hard_limit", 2 * limits.max_inflight_requests),
                 ("grpc.max_metadata_size", limits.max_header_bytes),
                 ("grpc.absolute_max_metadata_size", limits.max_header_bytes),
-                ("grpc.max_allowed_incoming_connections", max_grpc_connections(limits, raise_file_limit())),
+                ("grpc.max_allowed_incoming_connections", compute_max_grpc_connections(limits, raise_file_limit())),
                 ("grpc.server_handshake_timeout_ms", int(1000 * limits.header_timeout_s)),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.keepalive_time_ms", DEAD_AFTER_MS),
@@ -121,7 +121,7 @@ class GrpcServer:
         if blocks is not None:
             self._add_service(_BLOCKS, blocks)
         self._health = health_aio.HealthServicer()
-        self._add_third_party(_HEALTH, PUBLIC, Check=self._health.Check, Watch=self._health.Watch)
+        self._add_third_party(_HEALTH, NO_SCOPES, Check=self._health.Check, Watch=self._health.Watch)
         further_names = {str(_DIRECT.full_name): direct, BLOCK_SERVICE: blocks}
         self._services = (SERVICE, *(name for name, service in further_names.items() if service is not None))
         reflect = reflection.aio.ReflectionServicer(self._services, pool=POOL).ServerReflectionInfo
@@ -142,7 +142,7 @@ class GrpcServer:
     def _add_third_party(self, service: Any, needs: Needs, **answers: Any) -> None:
         """Add a third-party service, with our limit on its messages and our errors."""
         handlers = {
-            name: self._make_handler(service.methods_by_name[name], _without_principal(answer), needs)
+            name: self._make_handler(service.methods_by_name[name], _drop_principal(answer), needs)
             for name, answer in answers.items()
         }
         self._server.add_registered_method_handlers(service.full_name, handlers)
@@ -155,22 +155,22 @@ class GrpcServer:
         """Yield the handlers of the methods that `edge` has. gRPC answers other methods with UNIMPLEMENTED."""
         for method in service.methods:
             if (answer := getattr(edge, method.name, None)) is not None:
-                full = answer if method.full_name in _READERS else _without_context(answer)
-                yield method.name, self._make_handler(method, full, declared_needs(answer))
+                full = answer if method.full_name in _READERS else _drop_context(answer)
+                yield method.name, self._make_handler(method, full, get_declared_needs(answer))
 
     def _make_handler(self, method: Any, answer: Any, needs: Needs) -> Any:
-        """Return the handler of a method. All requests are streams for gRPC, so that GrpcTraffic awaits messages."""
+        """Return a handler that takes a stream of requests, so that GrpcTraffic and not gRPC reads them."""
         self.needs[method.full_name] = needs
         if make_reader := _READERS.get(method.full_name):
             read: Any = make_reader(self._limits, self._edge.admission)
         else:
-            read = control_reader(GetMessageClass(method.input_type).FromString, self._limits.max_control_bytes)
-            answer = answer if method.client_streaming else with_readable_message(answer)
+            read = create_control_reader(GetMessageClass(method.input_type).FromString, self._limits.max_control_bytes)
+            answer = answer if method.client_streaming else wrap_with_readable_message(answer)
         if not method.client_streaming:
-            answer = with_message(answer, self._traffic, make_reader is not None)
+            answer = wrap_with_message(answer, self._traffic, make_reader is not None)
         is_stream = method.server_streaming
         make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
-        answer = with_guard(method.name, answer, self._edge, needs)
+        answer = wrap_with_guard(method.name, answer, self._edge, needs)
         return make(answer, self._traffic.measured(read), _SERIALIZE)
 
     async def start(self, host: str, port: int, certificates: Certificates) -> int:
@@ -218,7 +218,7 @@ class GrpcServer:
             await self._native.close()
         elif self._socket is None:
             close_port_connections(self._port)
-        await self._server.stop(END_S)
+        await self._server.stop(END_TIMEOUT_S)
         await self._tasks.close()
 
 
@@ -227,12 +227,12 @@ def is_unexpected(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError | UnicodeDecodeError)
 
 
-def _without_context(answer: Any) -> Any:
+def _drop_context(answer: Any) -> Any:
     """Wrap a method that takes a message and a principal, so that it also accepts the call's context."""
     return lambda message, context, principal: answer(message, principal)
 
 
-def _without_principal(answer: Any) -> Any:
+def _drop_principal(answer: Any) -> Any:
     """Wrap a third-party method, which takes a message and a context, so that it also accepts a principal."""
     return lambda message, context, principal: answer(message, context)
 

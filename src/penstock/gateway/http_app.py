@@ -17,19 +17,19 @@ from starlette.types import ASGIApp
 from penstock.core.config import SERVER_NAME, Limits
 from penstock.core.errors import PenstockError
 from penstock.core.principals import INFERENCE_SCOPES, Needs, Principal
-from penstock.endpoints.connection_limits import ConnectionLimits, max_http_connections, raise_file_limit
-from penstock.endpoints.guard import declared_needs
+from penstock.endpoints.connection_limits import ConnectionLimits, compute_max_http_connections, raise_file_limit
+from penstock.endpoints.guard import get_declared_needs
 from penstock.endpoints.held_bytes import Transit
 from penstock.endpoints.http import schemas
-from penstock.endpoints.http.api_reference import reference_routes
-from penstock.endpoints.http.cors import with_cors
-from penstock.endpoints.http.handshake import with_tls
+from penstock.endpoints.http.api_reference import create_reference_routes
+from penstock.endpoints.http.cors import add_cors
+from penstock.endpoints.http.handshake import add_tls
 from penstock.endpoints.http.http_guard import HttpGuard
 from penstock.endpoints.http.http_message import Receive, Scope, Send
-from penstock.endpoints.http.http_server import uvicorn_server
+from penstock.endpoints.http.http_server import create_uvicorn_server
 from penstock.endpoints.http.lazy import LazyApp
-from penstock.endpoints.http.openapi import Admit, models_of, openapi_document, routes_of, schemas_of
-from penstock.endpoints.http.refusals import refuse_call, routed_app
+from penstock.endpoints.http.openapi import Admit, build_openapi_document, build_schemas, create_router, list_models
+from penstock.endpoints.http.refusals import create_routed_app, refuse_call
 from penstock.endpoints.http.websocket_protocol import StreamProtocol
 from penstock.endpoints.large_messages import LargeMessagePool
 from penstock.features.async_requests import async_rest
@@ -60,13 +60,13 @@ from penstock.gateway.v1 import v1_schemas
 from penstock.gateway.v1.operator_routes import OperatorRest
 from penstock.gateway.v1.rerank_routes import RerankRest
 from penstock.gateway.v1.v1_routes import V1Rest
-from penstock.gateway.websocket.websocket_routes import websocket_routes
+from penstock.gateway.websocket.websocket_routes import create_websocket_routes
 from penstock.serving.serve import Serving
 from penstock.wire.credentials.certificates import Certificates
 
-INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+INFER_PATTERN = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 INFER_PATHS = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
-ADMINISTRATION = "/v1/admin/"
+ADMINISTRATION_PREFIX = "/v1/admin/"
 
 
 def build_http_app(
@@ -87,7 +87,9 @@ def build_http_app(
     Without `live`, `search` or `requests`, there is no live view, no search, or no asynchronous requests. `cluster`
     builds the application under /v1/admin at its first request.
     """
-    routed = routed_app(SERVER_NAME, catalogue.server_version, "models have WebSockets at /v2/models/NAME/stream")
+    routed = create_routed_app(
+        SERVER_NAME, catalogue.server_version, "models have WebSockets at /v2/models/NAME/stream"
+    )
 
     def admit(connection: HTTPConnection, needs: Needs) -> Principal:
         try:
@@ -100,10 +102,10 @@ def build_http_app(
 
     async def document() -> dict[str, Any]:
         models, messages = (
-            models_of(schemas, live_routes, search_rest, v1_schemas, openai_schemas, packet_schemas, async_rest),
+            list_models(schemas, live_routes, search_rest, v1_schemas, openai_schemas, packet_schemas, async_rest),
             [each.DESCRIPTOR for each in DOCUMENTED_MESSAGES],
         )
-        found = await asyncio.to_thread(openapi_document, routed, models, schemas_of(*messages))
+        found = await asyncio.to_thread(build_openapi_document, routed, models, build_schemas(*messages))
         if administration is not None:
             from penstock.features.admin.apps import cluster_document
 
@@ -116,48 +118,50 @@ def build_http_app(
     calls = RestCalls(serving, catalogue, limits, large)
     packets = PacketRest(calls, PacketCalls(serving, catalogue, large, requests))
     routers = [
-        routes_of(OipRest(catalogue, calls), "Open Inference Protocol", admit),
-        routes_of(GenerateRest(calls, catalogue), "Open Inference Protocol", admit),
-        routes_of(V1Rest(calls, catalogue, packets), "REST under /v1", admit),
-        routes_of(packets, "REST under /v1", admit),
-        routes_of(RerankRest(calls), "REST under /v1", admit),
-        routes_of(GenerationRest(calls), "REST under /v1", admit),
-        routes_of(OperatorRest(serving, catalogue, calls, metrics_registry), "Operations", admit),
-        routes_of(LogRest(serving.request_log), "Request log", admit),
-        websocket_routes(serving, catalogue, large, http_guard, memory),
-        reference_routes(document, admit),
+        create_router(OipRest(catalogue, calls), "Open Inference Protocol", admit),
+        create_router(GenerateRest(calls, catalogue), "Open Inference Protocol", admit),
+        create_router(V1Rest(calls, catalogue, packets), "REST under /v1", admit),
+        create_router(packets, "REST under /v1", admit),
+        create_router(RerankRest(calls), "REST under /v1", admit),
+        create_router(GenerationRest(calls), "REST under /v1", admit),
+        create_router(OperatorRest(serving, catalogue, calls, metrics_registry), "Operations", admit),
+        create_router(LogRest(serving.request_log), "Request log", admit),
+        create_websocket_routes(serving, catalogue, large, http_guard, memory),
+        create_reference_routes(document, admit),
     ]
     if memory is not None:
-        routers.append(routes_of(SharedMemoryRest(memory, calls), "Shared memory", admit))
+        routers.append(create_router(SharedMemoryRest(memory, calls), "Shared memory", admit))
     if search is not None:
-        routers.append(routes_of(SearchRest(search), "REST under /v1", admit))
+        routers.append(create_router(SearchRest(search), "REST under /v1", admit))
     if requests is not None:
-        routers.append(routes_of(AsyncRest(requests), "REST under /v1", admit))
+        routers.append(create_router(AsyncRest(requests), "REST under /v1", admit))
     if live is not None:
         routers.append(LiveRest(live, catalogue.server_version, admit).router())
     for router in routers:
         routed.include_router(router)
     infer = InferEndpoint(serving, catalogue, limits, large, http_guard, memory)
     routes = [route for router in routers for route in router.routes]
-    responder = None if requests is None else AsyncResponder(requests, http_guard, limits, _inference_routes(routes))
+    responder = (
+        None if requests is None else AsyncResponder(requests, http_guard, limits, _list_inference_routes(routes))
+    )
     return HttpApp(infer, routed, http_guard, serving, routes, administration, responder)
 
 
-def _inference_routes(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
-    """Return the HTTP routes of inference; `INFER` is answered before routing."""
+def _list_inference_routes(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
+    """Return the HTTP routes of inference; `INFER_PATTERN` is answered before routing."""
     found = [route for route in routes if isinstance(route, Route) and "POST" in (route.methods or ())]
     return [
-        *(Route(path, _no_endpoint, methods=["POST"]) for path in INFER_PATHS),
-        *(route for route in found if declared_needs(route.endpoint) == INFERENCE_SCOPES),
+        *(Route(path, _raise_unreachable, methods=["POST"]) for path in INFER_PATHS),
+        *(route for route in found if get_declared_needs(route.endpoint) == INFERENCE_SCOPES),
     ]
 
 
-def _no_endpoint(request: Request) -> Response:
+def _raise_unreachable(request: Request) -> Response:
     raise AssertionError("this route is only matched")
 
 
 class HttpApp:
-    """The ASGI application, which checks host and origin, and then passes requests on."""
+    """The ASGI application, which checks host and origin, and then routes each request."""
 
     def __init__(
         self,
@@ -169,14 +173,14 @@ class HttpApp:
         administration: ASGIApp | None = None,
         responder: AsyncResponder | None = None,
     ) -> None:
-        self.routes = [(route, declared_needs(getattr(route, "endpoint", route))) for route in routes]
+        self.routes = [(route, get_declared_needs(getattr(route, "endpoint", route))) for route in routes]
         self.infer = infer
         self.http_guard = http_guard
         self._routed = routed
         self._administration = administration
         self._responder = responder
         self._serving = serving
-        self._inside = with_cors(http_guard.origins, self._answer)
+        self._inside = add_cors(http_guard.origins, self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self.http_guard.refusal(scope["headers"], scope.get("method", ""))
@@ -191,28 +195,32 @@ class HttpApp:
             if self._responder is not None and self._responder.wants(scope):
                 await self._responder.answer(self._answer, scope, receive, send)
                 return
-            found = INFER.fullmatch(scope["path"])
+            found = INFER_PATTERN.fullmatch(scope["path"])
             if found is not None:
                 await self.infer(scope, receive, send, found[1], found[2] or "")
                 return
-        if self._administration is not None and scope["path"].startswith(ADMINISTRATION):
+        if self._administration is not None and scope["path"].startswith(ADMINISTRATION_PREFIX):
             await self._administration(scope, receive, send)
             return
         await self._routed(scope, receive, send)
 
 
-def http_server(
+def create_http_server(
     app: HttpApp, limits: Limits, transit: Transit, certificates: Certificates, is_behind_edge: bool = False
 ) -> uvicorn.Server:
     """Build the server. `is_behind_edge`: all requests come from the edge, which bounds its clients' connections."""
     connection_limits = ConnectionLimits(
-        limits, transit, app.infer.count_rejected, max_http_connections(limits, raise_file_limit()), is_behind_edge
+        limits,
+        transit,
+        app.infer.count_rejected,
+        compute_max_http_connections(limits, raise_file_limit()),
+        is_behind_edge,
     )
-    protocol = with_tls(
+    protocol = add_tls(
         partial(InferProtocol, app.infer, app.http_guard, connection_limits), connection_limits, certificates
     )
     websockets = {
         "ws": partial(StreamProtocol, connection_limits),
         "ws_max_size": limits.max_message_bytes + ENVELOPE_BYTES,
     }
-    return uvicorn_server(cast(ASGIApp, app), protocol, backlog=2048, date_header=False, **websockets)
+    return create_uvicorn_server(cast(ASGIApp, app), protocol, backlog=2048, date_header=False, **websockets)

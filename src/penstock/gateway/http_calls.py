@@ -11,15 +11,15 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
-from penstock.core.error_text import plain_problem
+from penstock.core.error_text import describe_problem
 from penstock.core.errors import InvalidRequest, PenstockError, RequestTooLarge, UnknownModel
 from penstock.core.principals import LimitStatus
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.endpoints import statuses
 from penstock.endpoints.http import http_message
 from penstock.endpoints.http.disconnect_watch import DisconnectWatch
-from penstock.endpoints.http.http_message import Headers, content_type, parse_object, read_body
-from penstock.endpoints.http.openapi import admit_again, json_answer, principal_of
+from penstock.endpoints.http.http_message import Headers, parse_object, read_body, read_content_type
+from penstock.endpoints.http.openapi import admit_again, get_principal, make_json_answer
 from penstock.endpoints.large_messages import LARGE_BYTES, LargeMessagePool
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.v1.multipart import FormPart, parse_multipart
@@ -34,11 +34,11 @@ class RestCall:
 
     def __init__(self, request: Request, body: bytes) -> None:
         self.request = request
-        self.principal = principal_of(request)
+        self.principal = get_principal(request)
         self.headers: Headers = dict(request.scope["headers"])
         self.body = body
-        self.content_type = content_type(self.headers)
-        self.request_id = http_message.request_id(self.headers) or uuid.uuid4().hex
+        self.content_type = read_content_type(self.headers)
+        self.request_id = http_message.read_request_id(self.headers) or uuid.uuid4().hex
         request.state.request_id = self.request_id  # for `answer_error`
         self.limit_statuses: tuple[LimitStatus, ...] = ()  # the state of its caller's limits
 
@@ -48,7 +48,9 @@ class RestCall:
         is_plain = http_message.PRINTABLE.fullmatch(self.request_id.encode()) is not None
         found = {"x-request-id": self.request_id} if is_plain else {}
         if self.limit_statuses:
-            found |= statuses.limit_headers(self.limit_statuses) | statuses.openai_limit_headers(self.limit_statuses)
+            found |= statuses.make_limit_headers(self.limit_statuses) | statuses.make_openai_limit_headers(
+                self.limit_statuses
+            )
         return found
 
     def take_body(self) -> bytes:
@@ -82,7 +84,7 @@ class RestCalls:
         return parse_object(body, self.limits) if body else {}
 
     async def read(self, request: Request) -> RestCall:
-        self._serving.meter.check(principal_of(request), _client_host(request))
+        self._serving.meter.check(get_principal(request), _client_host(request))
         headers: Headers = dict(request.scope["headers"])
         return RestCall(request, await read_body(headers, request.receive, self._large))
 
@@ -108,8 +110,8 @@ class RestCalls:
         """Return the result of `make` as a JSON answer, encoded in a thread if the response is large."""
         size_bytes = sum([len(tensor.data) for tensor in response.outputs])
         if size_bytes <= LARGE_BYTES:
-            return json_answer(make(), headers=call.answer_headers)
-        return await self._large.encode(size_bytes, lambda: json_answer(make(), headers=call.answer_headers))
+            return make_json_answer(make(), headers=call.answer_headers)
+        return await self._large.encode(size_bytes, lambda: make_json_answer(make(), headers=call.answer_headers))
 
     async def encode(self, size_bytes: int, make: Callable[[], T]) -> T:
         """Return the result of `make`, which encodes a large answer, in a thread."""
@@ -130,7 +132,7 @@ class RestCalls:
         except PenstockError as error:
             if read is None:
                 request_id = getattr(request.state, "request_id", "")
-                read = InferRequest("", [], request_id=request_id, principal=principal_of(request))
+                read = InferRequest("", [], request_id=request_id, principal=get_principal(request))
             self._serving.count_rejected("rest", error, read)
             raise
 
@@ -159,8 +161,8 @@ class RestCalls:
         request.protocol = "rest"
         request.principal = call.principal
         request.client = _client_host(call.request)
-        request.timeout_s = http_message.timeout_s(call.headers)
-        request.traceparent = http_message.traceparent(call.headers)
+        request.timeout_s = http_message.read_timeout_s(call.headers)
+        request.traceparent = http_message.read_traceparent(call.headers)
         request.size_bytes = sum(len(tensor.data) for tensor in request.inputs)
 
     async def task_block(self, call: RestCall, model: str, *tasks: str) -> BlockDescription:
@@ -197,4 +199,4 @@ def validate(model: type[Body], message: dict[str, Any]) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"'{where[:80]}': {plain_problem(first)}", parameter=where[:80]) from error
+        raise InvalidRequest(f"'{where[:80]}': {describe_problem(first)}", parameter=where[:80]) from error

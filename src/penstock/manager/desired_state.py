@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from penstock.core.blocks import BlockRecord, BlockRole, GatewayMember, StoredValue, WorkerRecord
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.settings import Routing
 from penstock.storage.metadata.metadata_store import Change, Snapshot
 
@@ -125,7 +125,7 @@ class DesiredState:
             try:
                 self._apply_change(change, folded)
             except ValidationError as error:
-                folded.unreadable.append(UnreadableRecord(change.key, first_problem(error)))
+                folded.unreadable.append(UnreadableRecord(change.key, describe_first_problem(error)))
         return folded
 
     def _apply_change(self, change: Change, folded: Folded) -> None:

@@ -8,8 +8,8 @@ import grpc
 from penstock.core.config import Limits
 from penstock.core.errors import PenstockError
 from penstock.core.principals import Scope
-from penstock.endpoints.connection_limits import max_grpc_connections, raise_file_limit
-from penstock.endpoints.guard import Guard, needs_scope, open_guard
+from penstock.endpoints.connection_limits import compute_max_grpc_connections, raise_file_limit
+from penstock.endpoints.guard import Guard, create_open_guard, needs_scope
 from penstock.endpoints.guarded_server import GuardedServer
 from penstock.manager.control_plane import ControlPlane
 from penstock.manager.manager import Manager
@@ -17,7 +17,7 @@ from penstock.manager.manager_service import ManagerService
 from penstock.pb.v1 import leader_pb2_grpc, manager_pb2_grpc
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersServicer
-from penstock.wire.channels import MANAGER_SERVER
+from penstock.wire.channels import MANAGER_SERVER_OPTIONS
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.grpc_listener.grpc_server import grpc_server
 from penstock.wire.grpc_listener.header_memory import ArrivedMessages
@@ -59,9 +59,9 @@ async def serve_manager(
     """
     certificates = certificates or Certificates()
     arrived = ArrivedMessages()
-    most = ("grpc.max_allowed_incoming_connections", max_grpc_connections(Limits(), raise_file_limit()))
-    server = grpc_server((*MANAGER_SERVER, most), arrived)
-    guarded = GuardedServer(server, guard or open_guard(), arrived, is_behind_edge)
+    most = ("grpc.max_allowed_incoming_connections", compute_max_grpc_connections(Limits(), raise_file_limit()))
+    server = grpc_server((*MANAGER_SERVER_OPTIONS, most), arrived)
+    guarded = GuardedServer(server, guard or create_open_guard(), arrived, is_behind_edge)
     manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), guarded)
     leader_pb2_grpc.add_LeadersServicer_to_server(LeaderService(manager.control), guarded)
     for add in services:

@@ -47,9 +47,9 @@ from penstock.manager.term import BlockCount, Facts, Load, Report
 from penstock.manager.worker_liveness import WorkerArrived, WorkerReported, WorkerStreamEnded
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
-from penstock.wire.encodings import decode_devices, decode_standing
+from penstock.wire.encodings import decode_devices, decode_generation_state
 from penstock.wire.kept_view import encode_route
-from penstock.wire.plain_values import as_values
+from penstock.wire.plain_values import to_plain_values
 
 T = TypeVar("T")
 M = TypeVar("M", pb.WorkerReport, pb.WatchRequest)
@@ -220,7 +220,7 @@ class _PeerState:
 
 
 def _decode_facts(report: pb.WorkerReport) -> Facts:
-    facts = as_values(report.facts)
+    facts = to_plain_values(report.facts)
     shared = tuple(SharedCapacity(**each) for each in facts.pop("shared"))
     return Facts(**facts, shared=shared, pid=report.pid)
 
@@ -250,7 +250,7 @@ def _decode_load(load: pb.WorkerLoad) -> Load:
 
 
 def _decode_count(counts: pb.BlockCounts) -> BlockCount:
-    generation = decode_standing(counts.generation) if counts.HasField("generation") else None
+    generation = decode_generation_state(counts.generation) if counts.HasField("generation") else None
     return BlockCount(counts.requests, counts.errors, counts.latency_s, generation)
 
 

@@ -15,7 +15,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from penstock.core.error_text import plain_cause
+from penstock.core.error_text import explain_cause
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
 from penstock.models.folder import MODEL_ONLY, VERSION_FILE
@@ -85,7 +85,7 @@ def _read(file: Path) -> tuple[str, str]:
         newline = "\r\n" if b"\r\n" in content else "\n"
         return content.decode("utf-8").replace("\r\n", "\n"), newline
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {plain_cause(error)}", file=str(file)) from error
+        raise ConfigError(f"{file}: cannot be read: {explain_cause(error)}", file=str(file)) from error
 
 
 def _check_draft(draft: Path, file: Path, changes: Mapping[str, Any]) -> None:

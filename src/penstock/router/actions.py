@@ -9,7 +9,7 @@ from penstock.router.slots import Job
 
 
 @dataclass(slots=True)
-class Send:
+class SendJob:
     worker: bytes
     job: Job
 
@@ -21,13 +21,13 @@ class FailJob:
 
 
 @dataclass(slots=True)
-class CancelOn:
+class CancelJob:
     worker: bytes
     job_id: int
 
 
 @dataclass(slots=True)
-class RecallFrom:
+class RecallJob:
     """Ask the worker to return the job, unless the worker has started the job."""
 
     worker: bytes
@@ -35,7 +35,7 @@ class RecallFrom:
 
 
 @dataclass(slots=True)
-class Retry:
+class CountRetry:
     """Count in the metrics that the job returned to its queue to run again."""
 
     job: Job
@@ -43,7 +43,7 @@ class Retry:
 
 
 @dataclass(slots=True)
-class Probe:
+class SendProbe:
     """Ask the worker whether the block still works; pass the answer to `JobTable.probed`."""
 
     worker: bytes
@@ -51,7 +51,7 @@ class Probe:
 
 
 @dataclass(slots=True)
-class Ejected:
+class ReportEjection:
     """Log and count that the worker gets no new jobs of the block because too many jobs failed."""
 
     worker: bytes
@@ -60,11 +60,11 @@ class Ejected:
 
 
 @dataclass(slots=True)
-class Restored:
+class ReportRestoration:
     """Log and count that the worker gets jobs of the block again."""
 
     worker: bytes
     block_id: str
 
 
-Action = Send | FailJob | CancelOn | RecallFrom | Retry | Probe | Ejected | Restored
+Action = SendJob | FailJob | CancelJob | RecallJob | CountRetry | SendProbe | ReportEjection | ReportRestoration

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.core.requests import InferResponse
 
-ANSWERS_AHEAD = 8  # answers that a source may send before the caller takes them
+MAX_ANSWERS_AHEAD = 8  # answers that a source may send before the caller takes them
 
 
 class AnswerStream:

@@ -5,13 +5,15 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-SWEEP = 1000  # stale entries are removed when the heap has grown to twice its size after the last sweep plus SWEEP
+SWEEP_MARGIN = (
+    1000  # stale entries are removed when the heap has grown to twice its size after the last sweep plus SWEEP
+)
 
 
 class Deadlines(Generic[T]):
     """A heap of keys, ordered by the time at which each key is due.
 
-    A stale entry stays in the heap until its time comes or the heap is swept.
+    An entry whose key is no longer due is stale. It stays in the heap until its time comes or the heap is swept.
     """
 
     def __init__(self, is_current: Callable[[T, float], bool]) -> None:
@@ -23,7 +25,7 @@ class Deadlines(Generic[T]):
         self._is_current = is_current
         self._heap: list[tuple[float, int, T]] = []
         self._number = 0  # keeps keys with equal times in order
-        self._sweep_at = SWEEP
+        self._sweep_at = SWEEP_MARGIN
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -34,7 +36,7 @@ class Deadlines(Generic[T]):
         if len(self._heap) > self._sweep_at:
             self._heap = [entry for entry in self._heap if self._is_current(entry[2], entry[0])]
             heapify(self._heap)
-            self._sweep_at = 2 * len(self._heap) + SWEEP
+            self._sweep_at = 2 * len(self._heap) + SWEEP_MARGIN
 
     def next(self) -> float | None:
         """Return the earliest time in the heap, or None if the heap is empty. The time may belong to a stale entry."""

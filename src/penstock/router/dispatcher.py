@@ -11,14 +11,24 @@ from random import Random
 import structlog
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import BUG, InternalError, PenstockError, WireError
-from penstock.core.requests import PLAIN, InferRequest, InferResponse
+from penstock.core.errors import BUG_MESSAGE, InternalError, PenstockError, WireError
+from penstock.core.requests import NO_CONTROLS, InferRequest, InferResponse
 from penstock.core.settings import Routing
-from penstock.core.statistics import BlockStatistics, sum_by_block
-from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, RecallFrom, Restored, Retry, Send
-from penstock.router.answers import ANSWERS_AHEAD
+from penstock.core.statistics import BlockStatistics, merge_by_block
+from penstock.router.actions import (
+    Action,
+    CancelJob,
+    CountRetry,
+    FailJob,
+    RecallJob,
+    ReportEjection,
+    ReportRestoration,
+    SendJob,
+    SendProbe,
+)
+from penstock.router.answers import MAX_ANSWERS_AHEAD
 from penstock.router.jobs import JobTable
-from penstock.router.lanes.lane import Lane, Member
+from penstock.router.lanes.lane import ConnectedWorker, Lane
 from penstock.router.queues import BlockRules
 from penstock.router.slots import BlockActivity, Job, Offer, SlotState
 from penstock.telemetry.background import BackgroundTasks
@@ -49,7 +59,7 @@ class Dispatcher:
         self._table = JobTable(Random().random)
         self._futures: dict[int, asyncio.Future[InferResponse]] = {}
         self._lanes: list[Lane] = []
-        self._members: dict[bytes, Member] = {}
+        self._members: dict[bytes, ConnectedWorker] = {}
         self._routings: dict[str, Routing] = {}  # by block; set at run time, they replace those of the model's settings
         # Ids start at the current time, so that a late reply to an earlier process of this gateway matches no new job.
         self._next_id = time.time_ns() & 0x7FFF_FFFF_FFFF_FFFF
@@ -89,11 +99,11 @@ class Dispatcher:
     def _create_job(self, block: BlockDescription, request: InferRequest, deadline: float) -> Job:
         self._next_id = job_id = self._next_id + 1
         job = Job(job_id, block.block_id, request, deadline, block.settings.is_idempotent)
-        if request.controls is not PLAIN:
+        if request.controls is not NO_CONTROLS:
             job.apply_controls(request.controls, block.settings, now())
         if request.answers is not None:
-            job.answers_ahead = ANSWERS_AHEAD
-            request.answers.begin(ANSWERS_AHEAD, partial(self._grant_credits, job))
+            job.answers_ahead = MAX_ANSWERS_AHEAD
+            request.answers.begin(MAX_ANSWERS_AHEAD, partial(self._grant_credits, job))
         return job
 
     def _grant_credits(self, job: Job, answers: int) -> None:
@@ -118,7 +128,7 @@ class Dispatcher:
     def slot_states(self, block_id: str) -> list[SlotState]:
         return self._table.slot_states(block_id, now())
 
-    def owner(self, block_id: str, key: str) -> Member | None:
+    def owner(self, block_id: str, key: str) -> ConnectedWorker | None:
         """Return the worker that runs the block's requests with this routing key."""
         worker = self._table.owner(block_id, key)
         return None if worker is None else self._members[worker]
@@ -150,7 +160,7 @@ class Dispatcher:
                     found[block_id] = replace(block, fingerprint="")
         return found
 
-    def workers(self) -> list[Member]:
+    def workers(self) -> list[ConnectedWorker]:
         return list(self._members.values())
 
     def jobs(self) -> int:
@@ -164,11 +174,11 @@ class Dispatcher:
         return self._table.activities()
 
     async def statistics(self) -> list[BlockStatistics]:
-        return sum_by_block(chain.from_iterable(await asyncio.gather(*[lane.statistics() for lane in self._lanes])))
+        return merge_by_block(chain.from_iterable(await asyncio.gather(*[lane.statistics() for lane in self._lanes])))
 
     # --- called by lanes: LaneOwner
 
-    def joined(self, member: Member, offers: Collection[Offer], lost: Collection[str]) -> None:
+    def joined(self, member: ConnectedWorker, offers: Collection[Offer], lost: Collection[str]) -> None:
         self._members[member.key] = member
         self._declare(member.blocks.values())
         self._perform(self._table.join(member.key, offers, now()))
@@ -176,7 +186,7 @@ class Dispatcher:
             self._on_lost(member.key, lost)
         self._on_change()
 
-    def left(self, member: Member, reason: str) -> None:
+    def left(self, member: ConnectedWorker, reason: str) -> None:
         del self._members[member.key]
         self._metrics.workers_lost.labels(reason).inc()
         self._perform(self._table.leave(member.key, now(), member.is_expected_back))
@@ -199,7 +209,7 @@ class Dispatcher:
         if (session := job.request.controls.session) is not None:
             session.home = job.home
         self._complete_future(
-            job, outcome if isinstance(outcome, PenstockError) else _with_request_ids(outcome, job.request)
+            job, outcome if isinstance(outcome, PenstockError) else _set_request_ids(outcome, job.request)
         )
 
     def _forward_partial(self, worker: bytes, job_id: int, attempt: int, response: InferResponse) -> None:
@@ -208,8 +218,8 @@ class Dispatcher:
             self._metrics.late_replies.inc()
             return
         job.has_answered = True
-        if not job.request.answers.put(_with_request_ids(response, job.request)):
-            raise WireError(f"a worker may send at most {ANSWERS_AHEAD} answers before the caller takes them")
+        if not job.request.answers.put(_set_request_ids(response, job.request)):
+            raise WireError(f"a worker may send at most {MAX_ANSWERS_AHEAD} answers before the caller takes them")
 
     def handed_back(self, worker: bytes, job_ids: Iterable[int]) -> None:
         self._perform(self._table.hand_back(worker, job_ids, now()))
@@ -242,30 +252,33 @@ class Dispatcher:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Send):
+            if isinstance(action, SendJob):
                 try:
                     self._members[action.worker].lane.send(action.worker, action.job)
                 except Exception as error:  # noqa: BLE001 - any error of encoding
                     # Only this job fails. If its slot can run another job, this loop also performs the action appended.
                     log.error("bug", where="send", block=action.job.block_id, error=repr(error)[:200])
-                    actions += [FailJob(action.job, InternalError(BUG)), *self._table.cancel(action.job.job_id, now())]
+                    actions += [
+                        FailJob(action.job, InternalError(BUG_MESSAGE)),
+                        *self._table.cancel(action.job.job_id, now()),
+                    ]
             elif isinstance(action, FailJob):
                 self._complete_future(action.job, action.error)
-            elif isinstance(action, CancelOn):
+            elif isinstance(action, CancelJob):
                 self._members[action.worker].lane.cancel(action.worker, action.job_id)
-            elif isinstance(action, RecallFrom):
+            elif isinstance(action, RecallJob):
                 self._members[action.worker].lane.recall(action.worker, action.job_id)
-            elif isinstance(action, Retry):
+            elif isinstance(action, CountRetry):
                 self._metrics.retries.labels(action.reason).inc()
-            elif isinstance(action, Probe):
+            elif isinstance(action, SendProbe):
                 self._members[action.worker].lane.probe(action.worker, action.block_id)
-            elif isinstance(action, Ejected):
+            elif isinstance(action, ReportEjection):
                 self._metrics.ejections.labels("ejected").inc()
                 # The ejected worker gets no more requests of the block's sessions.
                 self._on_lost(action.worker, (action.block_id,))
                 worker = self._members[action.worker].worker_id
                 log.warning("worker_ejected", worker=worker, block=action.block_id, reason=action.reason)
-            elif isinstance(action, Restored):
+            elif isinstance(action, ReportRestoration):
                 self._metrics.ejections.labels("restored").inc()
                 log.info("worker_restored", worker=self._members[action.worker].worker_id, block=action.block_id)
 
@@ -279,6 +292,6 @@ class Dispatcher:
             future.set_result(outcome)
 
 
-def _with_request_ids(response: InferResponse, request: InferRequest) -> InferResponse:
+def _set_request_ids(response: InferResponse, request: InferRequest) -> InferResponse:
     response.model, response.version, response.request_id = request.model, request.version, request.request_id
     return response

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from penstock.router.actions import Action, Ejected, Probe, Restored
+from penstock.router.actions import Action, ReportEjection, ReportRestoration, SendProbe
 from penstock.router.deadlines import Deadlines
-from penstock.router.health import FAULTS, TIMEOUT, Condition, ejection_limit
-from penstock.router.queues import Queue, awaited_slots
+from penstock.router.health import FAULT_CODES, TIMEOUT_CODE, SlotFailures, compute_ejection_limit
+from penstock.router.queues import Queue, list_awaited_slots
 from penstock.router.slots import Slot
 
 
@@ -18,12 +18,14 @@ class Ejections:
 
         Only timeouts and the errors in FAULTS count.
         """
-        if slot.is_ejected or not slot.credits or (code not in FAULTS and code != TIMEOUT):
+        if slot.is_ejected or not slot.credits or (code not in FAULT_CODES and code != TIMEOUT_CODE):
             return []
-        condition = slot.condition = slot.condition or Condition()
+        condition = slot.condition = slot.condition or SlotFailures()
         rules = queue.rules.health
-        has_too_many = condition.count_timeout(rules) if code == TIMEOUT else condition.count_failure(rules, message)
-        if not has_too_many or len(queue.ejected) >= _ejection_limit(queue):
+        has_too_many = (
+            condition.count_timeout(rules) if code == TIMEOUT_CODE else condition.count_failure(rules, message)
+        )
+        if not has_too_many or len(queue.ejected) >= _compute_ejection_limit(queue):
             return []
         condition.eject(rules, now)
         self._schedule_probe(queue, slot, condition)
@@ -31,14 +33,14 @@ class Ejections:
         waiting = queue.drain(slot.line)
         queue.move(waiting)
         return [
-            Ejected(slot.worker, slot.block_id, condition.reason),
-            *queue.assign_all_waiting(awaited_slots(waiting), now),
+            ReportEjection(slot.worker, slot.block_id, condition.reason),
+            *queue.assign_all_waiting(list_awaited_slots(waiting), now),
         ]
 
     def restore_excess(self, queue: Queue, now: float) -> list[Action]:
         """Restore slots, the earliest ejected first, until no more slots are ejected than the rules allow."""
         actions: list[Action] = []
-        while len(queue.ejected) > _ejection_limit(queue):
+        while len(queue.ejected) > _compute_ejection_limit(queue):
             actions += self._restore(queue, next(iter(queue.ejected.values())), now)
         return actions
 
@@ -61,15 +63,15 @@ class Ejections:
             if condition is None:
                 continue
             if condition.start_probe(queue.rules.health, now):
-                actions.append(Probe(slot.worker, slot.block_id))
+                actions.append(SendProbe(slot.worker, slot.block_id))
             self._schedule_probe(queue, slot, condition)
         return actions
 
     def _restore(self, queue: Queue, slot: Slot, now: float) -> list[Action]:
         queue.restore(slot)
-        return [Restored(slot.worker, slot.block_id), *queue.assign_waiting(slot, now)]
+        return [ReportRestoration(slot.worker, slot.block_id), *queue.assign_waiting(slot, now)]
 
-    def _schedule_probe(self, queue: Queue, slot: Slot, condition: Condition) -> None:
+    def _schedule_probe(self, queue: Queue, slot: Slot, condition: SlotFailures) -> None:
         self._probes.watch(condition.due, (queue, slot))
 
 
@@ -78,5 +80,5 @@ def _is_due(probe: tuple[Queue, Slot], when: float) -> bool:
     return condition is not None and condition.due == when
 
 
-def _ejection_limit(queue: Queue) -> int:
-    return ejection_limit(len(queue.ejected) + len(queue.key_owners))
+def _compute_ejection_limit(queue: Queue) -> int:
+    return compute_ejection_limit(len(queue.ejected) + len(queue.key_owners))

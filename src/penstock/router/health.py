@@ -1,4 +1,4 @@
-"""The health of slots: when failures eject a slot, and when an ejected slot is probed. Pure: no I/O.
+"""The health of slots (a block on a worker): when failures eject a slot, and when it is probed. Pure: no I/O.
 
 Several failures or timeouts in a row eject a slot: the slot gets no new jobs until a probe succeeds. The time between
 probes doubles while probes fail. At least one slot of a block is never ejected, because a failing slot is better than
@@ -12,14 +12,14 @@ from penstock.core.errors import DeadlineExceeded, DeviceOutOfMemory, EngineFail
 from penstock.core.settings import Health
 
 # Failures of the model or its worker. They include DeviceOutOfMemory, because another worker's GPU may have room.
-FAULTS = frozenset({EngineFailed.code, InternalError.code, WireError.code, DeviceOutOfMemory.code})
-TIMEOUT = DeadlineExceeded.code
-MAX_WAITS = 12  # longest time between probes, in multiples of eject_s: a minute by default
-MAX_MESSAGE = 300  # characters of an error message that are stored
+FAULT_CODES = frozenset({EngineFailed.code, InternalError.code, WireError.code, DeviceOutOfMemory.code})
+TIMEOUT_CODE = DeadlineExceeded.code
+MAX_WAIT_FACTOR = 12  # longest time between probes, in multiples of eject_s: a minute by default
+MAX_MESSAGE_CHARS = 300  # characters of an error message that are stored
 
 
 @dataclass(slots=True)
-class Condition:
+class SlotFailures:
     """The recent failures of a slot; a healthy slot has no Condition."""
 
     failures: int = 0  # in a row
@@ -33,7 +33,7 @@ class Condition:
     def count_failure(self, rules: Health, message: str) -> bool:
         """Count a failure; return whether the slot has had too many failures in a row."""
         self.failures += 1
-        self.reason = f"{self.failures} failures in a row; last: {message[:MAX_MESSAGE]}"
+        self.reason = f"{self.failures} failures in a row; last: {message[:MAX_MESSAGE_CHARS]}"
         return 0 < rules.failures <= self.failures
 
     def count_timeout(self, rules: Health) -> bool:
@@ -58,10 +58,10 @@ class Condition:
 
     def postpone_probe(self, rules: Health, now: float) -> None:
         self.is_probing = False
-        self.wait_s = min(2 * self.wait_s, MAX_WAITS * rules.eject_s)
+        self.wait_s = min(2 * self.wait_s, MAX_WAIT_FACTOR * rules.eject_s)
         self.due = now + self.wait_s
 
 
-def ejection_limit(slots: int) -> int:
+def compute_ejection_limit(slots: int) -> int:
     """Return how many of a block's slots may be ejected at once: half, so that the other slots can run all jobs."""
     return slots // 2

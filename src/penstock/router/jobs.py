@@ -11,22 +11,24 @@ from copy import copy
 from math import inf
 
 from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout, WorkerLost
-from penstock.router.actions import Action, CancelOn, FailJob, Retry
+from penstock.router.actions import Action, CancelJob, CountRetry, FailJob
 from penstock.router.deadlines import Deadlines
 from penstock.router.ejections import Ejections
-from penstock.router.health import TIMEOUT
-from penstock.router.policies.policy import Draw
-from penstock.router.queues import BlockRules, Queue, awaited_slots, no_worker_error
+from penstock.router.health import TIMEOUT_CODE
+from penstock.router.policies.policy import RandomNumber
+from penstock.router.queues import BlockRules, Queue, create_no_worker_error, list_awaited_slots
 from penstock.router.slots import BlockActivity, Job, Offer, Slot, SlotState
 
 MAX_ATTEMPTS = 3  # of a request whose workers die; the limit bounds how many workers a harmful request can kill
-MOVE_S = 10.0  # for the manager to place a block on another worker after its last worker was lost
-LATE_S = 0.1  # a failure this shortly before the deadline counts as no answer in time
-UNANSWERED = frozenset({DeadlineExceeded.code, QueueTimeout.code})  # failures that do not count as answers of a worker
+MOVE_TIMEOUT_S = 10.0  # for the manager to place a block on another worker after its last worker was lost
+DEADLINE_MARGIN_S = 0.1  # a failure this shortly before the deadline counts as no answer in time
+UNANSWERED_CODES = frozenset(
+    {DeadlineExceeded.code, QueueTimeout.code}
+)  # failures that do not count as answers of a worker
 
 
 class JobTable:
-    def __init__(self, draw: Draw, max_attempts: int = MAX_ATTEMPTS) -> None:
+    def __init__(self, draw: RandomNumber, max_attempts: int = MAX_ATTEMPTS) -> None:
         self._max_attempts = max_attempts
         self._draw = draw
         self._jobs: dict[int, Job] = {}
@@ -109,7 +111,7 @@ class JobTable:
         queue = self._queues[job.block_id]
         if queue.is_hashed or job.session:
             if queue.has_lost_home(job):
-                raise _lost_session_error()
+                raise _create_lost_session_error()
             line, slot = queue.find_line(job, now)
         else:
             line = queue.line
@@ -143,7 +145,7 @@ class JobTable:
         del self._jobs[job_id]
         queue.release(slot, job)
         if code:
-            if code in UNANSWERED or now > job.deadline - LATE_S:
+            if code in UNANSWERED_CODES or now > job.deadline - DEADLINE_MARGIN_S:
                 queue.unanswered += 1
             else:
                 slot.last_answer_at = now
@@ -175,7 +177,7 @@ class JobTable:
         slot = None if job is None else self._remove_job(job)
         if slot is None:
             return []
-        return [CancelOn(slot.worker, job_id), *self._queues[slot.block_id].assign_waiting(slot, now)]
+        return [CancelJob(slot.worker, job_id), *self._queues[slot.block_id].assign_waiting(slot, now)]
 
     # --- workers
 
@@ -210,7 +212,7 @@ class JobTable:
         for queue in self._queues.values():
             slot = queue.slots.pop(worker, None)
             if slot is not None:
-                wait_s = queue.rules.max_waiting_s if is_expected_back else MOVE_S if self._workers else 0.0
+                wait_s = queue.rules.max_waiting_s if is_expected_back else MOVE_TIMEOUT_S if self._workers else 0.0
                 actions += self._withdraw(queue, slot, list(slot.jobs.values()), now, wait_s)
         return actions
 
@@ -229,8 +231,8 @@ class JobTable:
             queue.move([job], is_first=True)
             if job.queue_deadline < inf:
                 self._queue_deadlines.watch(job.queue_deadline, job.job_id)
-            touched.setdefault(job.block_id, []).extend([slot, *awaited_slots([job])])
-            actions.append(Retry(job, "recalled" if is_recalled else "handed_back"))
+            touched.setdefault(job.block_id, []).extend([slot, *list_awaited_slots([job])])
+            actions.append(CountRetry(job, "recalled" if is_recalled else "handed_back"))
         for block_id, slots in touched.items():
             queue = self._queues[block_id]
             actions += self._fail_orphans(queue) + queue.assign_all_waiting(slots, now) + self._fail_stranded(queue)
@@ -261,14 +263,14 @@ class JobTable:
             if slot is not None:
                 slot.measure(now - job.sent, now)
                 freed.append(slot)
-                actions.append(CancelOn(slot.worker, job.job_id))
+                actions.append(CancelJob(slot.worker, job.job_id))
             actions.append(FailJob(job, DeadlineExceeded(f"the deadline passed while the request was {where}")))
         while (job_id := self._queue_deadlines.pop(now)) is not None:
             actions += self._fail_or_delay(self._jobs[job_id], now)
         # Freed credits are assigned after all expired jobs are removed, so that no expired job gets one.
         for slot in freed:
             queue = self._queues[slot.block_id]
-            actions += self._ejections.record_failure(queue, slot, TIMEOUT, "", now) + self._fail_orphans(queue)
+            actions += self._ejections.record_failure(queue, slot, TIMEOUT_CODE, "", now) + self._fail_orphans(queue)
             actions += queue.assign_waiting(slot, now)
         while self._changed_rules:
             queue = self._queues[self._changed_rules.popitem()[0]]
@@ -320,14 +322,14 @@ class JobTable:
         queue.move(waiting)
         actions += [self._requeue_or_fail(queue, job) for job in reversed(lost)]
         actions += self._fail_orphans(queue)
-        actions += queue.assign_all_waiting(awaited_slots([*waiting, *lost]), now) + self._fail_stranded(queue)
+        actions += queue.assign_all_waiting(list_awaited_slots([*waiting, *lost]), now) + self._fail_stranded(queue)
         return actions + queue.recall(lost)
 
     def _fail_orphans(self, queue: Queue) -> list[Action]:
         homeless, queue.homeless = queue.homeless, []
         for job in homeless:
             del self._jobs[job.job_id]
-        return [FailJob(job, _lost_session_error()) for job in homeless]
+        return [FailJob(job, _create_lost_session_error()) for job in homeless]
 
     def _fail_stranded(self, queue: Queue) -> list[Action]:
         if queue.retired is None or not queue.is_stranded:
@@ -343,7 +345,7 @@ class JobTable:
         for job in jobs:
             del self._jobs[job.job_id]
         gone = "the worker died while it ran the request, and this gateway reaches no other worker that has the model"
-        return [FailJob(job, WorkerLost(gone) if job.losses else no_worker_error(job)) for job in jobs]
+        return [FailJob(job, WorkerLost(gone) if job.losses else create_no_worker_error(job)) for job in jobs]
 
     def _requeue_or_fail(self, queue: Queue, job: Job) -> Action:
         job.slot = None
@@ -353,7 +355,7 @@ class JobTable:
         if job.is_idempotent and not job.has_answered and job.losses < self._max_attempts:
             job.queue_deadline = inf  # the job already left its queue in time
             queue.move([job], is_first=True)
-            return Retry(job, "worker_lost")
+            return CountRetry(job, "worker_lost")
         del self._jobs[job.job_id]
         if job.has_answered:
             return FailJob(job, WorkerLost("the worker died while streaming; a partial answer cannot be resumed"))
@@ -363,5 +365,5 @@ class JobTable:
         return FailJob(job, WorkerLost(f"{job.losses} workers died while they ran this request"))
 
 
-def _lost_session_error() -> WorkerLost:
+def _create_lost_session_error() -> WorkerLost:
     return WorkerLost("the worker that had the session's state is gone; the request was not run")

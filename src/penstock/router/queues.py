@@ -9,13 +9,13 @@ from operator import attrgetter
 
 from penstock.core.errors import InvalidRequest, ModelNotReady, PenstockError, QueueFull
 from penstock.core.settings import BlockSettings, Health, Priorities, Residence, Routing
-from penstock.router.actions import Action, RecallFrom, Send
+from penstock.router.actions import Action, RecallJob, SendJob
 from penstock.router.policies.hashing import KeyOwners
-from penstock.router.policies.policy import Draw, make_policy
+from penstock.router.policies.policy import RandomNumber, make_policy
 from penstock.router.slots import Job, Line, Offer, Slot
 
 MAX_RECALLS = 3  # of one job
-_turn = attrgetter("rank", "submitted")  # jobs with lower values leave their lines first
+_get_order = attrgetter("rank", "submitted")  # jobs with lower values leave their lines first
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Recalls:
         self._asked.discard(job.job_id)
         return was_asked
 
-    def choose(self, waiting: Job) -> RecallFrom | None:
+    def choose(self, waiting: Job) -> RecallJob | None:
         """Return the recall in favour of this waiting job, or None if no job of a lower level can be recalled."""
         if waiting.line is None or waiting.is_delayed:
             return None
@@ -73,7 +73,7 @@ class Recalls:
         del self._sent[found.priority][found.job_id]
         self._asked.add(found.job_id)
         found.recalls += 1
-        return RecallFrom(found.slot.worker, found.job_id)
+        return RecallJob(found.slot.worker, found.job_id)
 
     def _find_last_below(self, level: int, only: Slot | None) -> Job | None:
         """Return the last sent job of the lowest level below `level`; if `only` is given, only jobs on this slot."""
@@ -93,7 +93,7 @@ class Queue:
     no credit left.
     """
 
-    def __init__(self, rules: BlockRules, draw: Draw) -> None:
+    def __init__(self, rules: BlockRules, draw: RandomNumber) -> None:
         self.rules = rules
         self.policy = make_policy(rules.routing, draw)
         self.is_hashed = rules.routing.policy == "hash"
@@ -145,7 +145,7 @@ class Queue:
         self._add_key_owner(slot)
         self.update_policy(slot)
 
-    def change_rules(self, rules: BlockRules, draw: Draw) -> bool:
+    def change_rules(self, rules: BlockRules, draw: RandomNumber) -> bool:
         """Replace the rules; return whether waiting jobs may now belong to other lines."""
         before, self.rules = self.rules.routing.policy, rules
         self._has_level_limits = _has_level_limits(rules.priorities)
@@ -166,7 +166,7 @@ class Queue:
 
     # --- running
 
-    def assign(self, slot: Slot, job: Job, now: float) -> Send:
+    def assign(self, slot: Slot, job: Job, now: float) -> SendJob:
         job.slot, job.sent = slot, now
         job.attempt += 1
         slot.jobs[job.job_id] = job
@@ -178,7 +178,7 @@ class Queue:
                 self._remove_slot(slot)
             elif self.policy.tracks_job_counts:
                 self.policy.job_count_changed(slot)
-        return Send(slot.worker, job)
+        return SendJob(slot.worker, job)
 
     def release(self, slot: Slot, job: Job) -> None:
         """Remove the job from the slot and free the credit. Call `assign_waiting` or `update_policy` afterwards."""
@@ -202,7 +202,7 @@ class Queue:
         actions: list[Action] = []
         while self.length and slot.in_flight < slot.credits and not slot.is_ejected:
             line = self.line
-            if slot.line.length and not (line.length and _turn(line.first()) < _turn(slot.line.first())):
+            if slot.line.length and not (line.length and _get_order(line.first()) < _get_order(slot.line.first())):
                 line = slot.line
             if not line.length:
                 break
@@ -267,7 +267,7 @@ class Queue:
         if self.retired is not None and self.is_stranded:
             raise copy(self.retired)
         if now >= self.waits_until:
-            raise no_worker_error(job)
+            raise create_no_worker_error(job)
         if self.length >= self.rules.max_queue:
             raise QueueFull(
                 f"{self.length} requests already wait for this block (batching.max_queue); try again later",
@@ -287,7 +287,7 @@ class Queue:
         self._levels[job.priority] += 1
 
     def move(self, jobs: Iterable[Job], is_first: bool = False) -> None:
-        """Add each job to its current line, at the end, or at the front if `is_first`."""
+        """Queue each job in the line to which its key or session now belongs; at the front if `is_first`."""
         for job in jobs:
             if self.has_lost_home(job):
                 self.homeless.append(job)
@@ -359,14 +359,14 @@ class Queue:
         return self.unassigned if slot is None else slot.line
 
 
-def no_worker_error(job: Job) -> ModelNotReady:
+def create_no_worker_error(job: Job) -> ModelNotReady:
     name = f"model '{job.request.model}'"
     return ModelNotReady(
         f"no worker that is connected to this gateway has {name} now; try again later", block=job.block_id
     )
 
 
-def awaited_slots(jobs: Iterable[Job]) -> list[Slot]:
+def list_awaited_slots(jobs: Iterable[Job]) -> list[Slot]:
     """Return the slots in whose own lines these jobs wait."""
     lines = dict.fromkeys(job.line for job in jobs if job.line is not None)
     return [line.slot for line in lines if line.slot is not None]

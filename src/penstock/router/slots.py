@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 
 from penstock.core.requests import Controls, InferRequest
 from penstock.core.settings import BlockSettings
-from penstock.router.health import Condition
+from penstock.router.health import SlotFailures
 
-BEHIND = 1000  # more than the number of priority levels, so that delayed jobs rank behind all other jobs
-MEMORY_S = 10.0  # time constant with which a slot's latency peak decays
+DELAYED_RANK = 1000  # more than the number of priority levels, so that delayed jobs rank behind all other jobs
+LATENCY_DECAY_S = 10.0  # time constant with which a slot's latency peak decays
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Line:
     def append(self, job: Job, is_first: bool = False) -> None:
         """Add the job at the end of its rank, or at the front if `is_first`."""
         job.line = self
-        job.rank = rank = job.priority + BEHIND if job.is_delayed else job.priority
+        job.rank = rank = job.priority + DELAYED_RANK if job.is_delayed else job.priority
         entries = self._ranks.get(rank)
         if entries is None:
             entries = self._ranks[rank] = deque()
@@ -107,7 +107,7 @@ class Line:
         return job
 
     def remove_waiting(self, job: Job) -> None:
-        """Remove a waiting job. It must not return with the same rank, because its dead entry would be used again."""
+        """Remove a waiting job. Its dead entry would become valid if the job were appended with the same rank."""
         job.line = None
         self.length -= 1
         if self.entries > 2 * self.length + 64:
@@ -148,7 +148,7 @@ class Slot:
     line: Line = field(init=False)  # jobs that only this slot may take
     is_listed: bool = False  # True while the policy may choose it: it has a credit and is not ejected
     is_ejected: bool = False
-    condition: Condition | None = None  # its recent failures, if any
+    condition: SlotFailures | None = None  # its recent failures, if any
     latency_s: float = 0.0  # rises to a peak at once and decays over MEMORY_S; 0: not measured
     measured: float = 0.0  # when `latency_s` was set
     last_answer_at: float = 0.0  # when it last answered a job, with success or failure; 0: never
@@ -169,7 +169,7 @@ class Slot:
         """Update the slot's latency, a decaying peak, with the time that a job took."""
         latency_s = self.latency_s
         if took_s < latency_s:
-            took_s += (latency_s - took_s) * exp((self.measured - now) / MEMORY_S)
+            took_s += (latency_s - took_s) * exp((self.measured - now) / LATENCY_DECAY_S)
         self.latency_s = took_s
         self.measured = now
 

@@ -22,7 +22,7 @@ now = time.monotonic
 
 
 class ForwardedRequests:
-    """The `PeerOwner` of this gateway: serves the requests and session transfers of other gateways."""
+    """Implements `PeerOwner`: serves requests and session transfers that other gateways send to this gateway."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

@@ -7,7 +7,7 @@ from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
 
 
-class TokenPaces:
+class TokenTimeHistograms:
     """The histograms of one block's token times. Only streamed answers are measured."""
 
     def __init__(self, metrics: ServingMetrics, block: BlockDescription, tallies: Tallies) -> None:
@@ -16,12 +16,12 @@ class TokenPaces:
         self.between = tallies.histogram(metrics.between_tokens_seconds.labels(*labels))
 
 
-class StreamPace:
+class StreamTimer:
     """Measures the token times of one request."""
 
     __slots__ = ("_last", "_paces", "_start")
 
-    def __init__(self, paces: TokenPaces, start: float) -> None:
+    def __init__(self, paces: TokenTimeHistograms, start: float) -> None:
         self._paces = paces
         self._start = start
         self._last = 0.0  # when the previous tokens came; 0: no tokens came yet

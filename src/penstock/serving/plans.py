@@ -8,12 +8,12 @@ from penstock.core.controls import TIMEOUT, ControlReader
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.settings import GENERATE, Routing
 from penstock.features.rollouts.outcomes import BlockWatch, BlockWatches
-from penstock.serving.pace import TokenPaces
+from penstock.serving.pace import TokenTimeHistograms
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
 
 OnAnswered = Callable[[InferRequest, InferResponse], None]
-LONGEST_S = 86_400.0  # upper bound of any request's timeout
+MAX_TIMEOUT_S = 86_400.0  # upper bound of any request's timeout
 PROTOCOLS = ("grpc", "grpc-stream", "packet", "rest", "websocket")
 
 
@@ -28,7 +28,7 @@ class BlockMetrics:
         self._request_seconds = tallies.histogram(metrics.request_seconds.labels(*labels))
         self._admit_seconds = tallies.histogram(metrics.admit_seconds.labels(*labels))
         self._reply_seconds = tallies.histogram(metrics.reply_seconds.labels(*labels))
-        self.paces = TokenPaces(metrics, block, tallies) if block.settings.task == GENERATE else None
+        self.paces = TokenTimeHistograms(metrics, block, tallies) if block.settings.task == GENERATE else None
 
     def answered(self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse) -> None:
         timing = response.timing
@@ -67,8 +67,8 @@ class Plan:
         parameter limits only the time in queues.
         """
         timeout_s = self._request_s if request.timeout_s is None else request.timeout_s
-        if timeout_s > LONGEST_S:
-            timeout_s = LONGEST_S
+        if timeout_s > MAX_TIMEOUT_S:
+            timeout_s = MAX_TIMEOUT_S
         parameters = request.parameters
         if not parameters:
             request.controls = self._without_parameters

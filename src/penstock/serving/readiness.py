@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from penstock.core.blocks import SERVABLE, BlockState, BlockView
 from penstock.router.slots import BlockActivity
 
-UNANSWERED_S = 10.0  # a block may be stuck after this time without an answer to any of its requests
-SLOWEST_FACTOR = 2.0  # and only after this multiple of the time of its slowest answer
+MIN_UNANSWERED_S = 10.0  # a block may be stuck after this time without an answer to any of its requests
+SLOWEST_FACTOR = 2.0  # a block may be stuck only after this multiple of its slowest answer's time
 PROBE_S = 2.0  # workers must answer a probe within this time; probes are sent twice as often
-FORGET_S = 30.0  # after this time without requests, a stuck block counts as working again
+RECOVERY_S = 30.0  # after this time without requests, a stuck block counts as working again
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class _Watch:
     updated_at: float
     last_answer_at: float
     unanswered: int  # the block's total at `last_answer_at`
-    stuck_s: float = 0.0  # time since then in which requests were in hand
+    stuck_s: float = 0.0  # time since `last_answer_at` in which requests waited or ran
     idle_s: float = 0.0
     slowest_s: float = 0.0
     next_probe: float = 0.0
@@ -94,18 +94,18 @@ class Readiness:
             watch.idle_s = 0.0
         else:
             watch.idle_s += passed_s
-            if watch.idle_s >= FORGET_S:
+            if watch.idle_s >= RECOVERY_S:
                 watch.stuck_s, watch.unanswered = 0.0, seen.unanswered
         # A single long request with none behind it does not make a block suspect.
         is_missed = seen.waiting > 0 or seen.unanswered > watch.unanswered
-        limit_s = max(UNANSWERED_S, SLOWEST_FACTOR * watch.slowest_s)
+        limit_s = max(MIN_UNANSWERED_S, SLOWEST_FACTOR * watch.slowest_s)
         is_suspect = is_missed and watch.stuck_s >= limit_s
         watch.is_stuck = is_suspect and watch.stuck_s >= limit_s + PROBE_S
         return is_suspect
 
 
 def describe_ready(views: Iterable[BlockView]) -> str:
-    """Return what a server that is ready serves, in a few words."""
+    """Return a short summary of the models that a ready server serves."""
     wanted = [view for view in views if view.state is not BlockState.UNLOADED]
     if failed := [_describe(view) for view in wanted if view.state is BlockState.FAILED]:
         return f"all models are loaded, except {', '.join(failed)}, which failed"

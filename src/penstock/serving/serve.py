@@ -13,7 +13,15 @@ from typing import Protocol, Self
 import structlog
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import BUG, Cancelled, InternalError, InvalidRequest, ModelNotReady, PenstockError, Refused
+from penstock.core.errors import (
+    BUG_MESSAGE,
+    Cancelled,
+    InternalError,
+    InvalidRequest,
+    ModelNotReady,
+    PenstockError,
+    Refused,
+)
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.features.cache.responses import ResponseCache
 from penstock.features.limits.meter import Meter, Metered
@@ -26,8 +34,8 @@ from penstock.features.sessions.ordered_sessions import OrderedSessions
 from penstock.router.answers import AnswerStream
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
-from penstock.serving.pace import StreamPace
-from penstock.serving.plans import LONGEST_S, Plan, Plans
+from penstock.serving.pace import StreamTimer
+from penstock.serving.plans import MAX_TIMEOUT_S, Plan, Plans
 from penstock.serving.resolve import WITHDRAWN, Resolver
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.traces import OpenSpan, Traces
@@ -79,22 +87,22 @@ class Serving:
 
     async def serve(self, request: InferRequest, block: BlockDescription | None = None) -> InferResponse:
         """Return the answer to the request. `block`: the block, if the endpoint has already resolved it."""
-        with _Admitted(self, request, block) as admitted:
+        with _AdmittedRequest(self, request, block) as admitted:
             return await self._run(admitted)
 
     async def stream(
         self, request: InferRequest, block: BlockDescription | None = None
     ) -> AsyncGenerator[InferResponse, None]:
         """Yield the answers to the request: one, or several as the model produces them and the caller takes them."""
-        with _Admitted(self, request, block) as admitted:
+        with _AdmittedRequest(self, request, block) as admitted:
             answers = AnswerStream()
             async with aclosing(answers.follow(self._run(admitted, answers))) as responses:
                 async for response in responses:
                     admitted.count_streamed(response)
                     yield response
 
-    async def _run(self, admitted: "_Admitted", answers: AnswerStream | None = None) -> InferResponse:
-        """Return the last answer; the answers before it go to `answers`."""
+    async def _run(self, admitted: "_AdmittedRequest", answers: AnswerStream | None = None) -> InferResponse:
+        """Run the request; return its last answer, and put the earlier answers into `answers`."""
         request = admitted.request
         if request.has_query:
             await admitted.resolve_query()
@@ -140,7 +148,7 @@ class Serving:
             self.request_log.add(request, None, error.code, 0.0, 0)
 
 
-class _Admitted:
+class _AdmittedRequest:
     """A request in flight: admitted and traced at its start; released, counted and logged at its end."""
 
     __slots__ = (
@@ -173,7 +181,7 @@ class _Admitted:
         self.request = request
         self._block = block
         self._span: OpenSpan | None = None
-        self._pace: StreamPace | None = None
+        self._pace: StreamTimer | None = None
         self.metered = None
         self._is_planned = False
         self._needs_search = block is None and request.has_query
@@ -212,8 +220,8 @@ class _Admitted:
         self.plan, self._is_planned = plan, True
 
     async def resolve_query(self) -> None:
-        """Search the block that the request's query asks for, and set the request's plan for that block."""
-        timeout_s = LONGEST_S if self.request.timeout_s is None else min(self.request.timeout_s, LONGEST_S)
+        """Search for the block that the request's query selects, and set the request's plan for that block."""
+        timeout_s = MAX_TIMEOUT_S if self.request.timeout_s is None else min(self.request.timeout_s, MAX_TIMEOUT_S)
         self.request.model = await self._serving.search.resolve(self.request, self.start + timeout_s)
         self._set_plan(self._serving.resolver.choose(self.request))
         self._routed = now()
@@ -244,7 +252,7 @@ class _Admitted:
         """Count an answer of a stream, before the caller gets it."""
         plan, principal = self.plan, self.request.principal
         if plan.paces is not None and self.request.answers is not None:
-            self._pace = self._pace or StreamPace(plan.paces, self.start)
+            self._pace = self._pace or StreamTimer(plan.paces, self.start)
             self._pace.observe_answer(response, now())
         if response.is_final:
             return  # counted when the request ends
@@ -281,7 +289,7 @@ class _Admitted:
         if isinstance(error, PenstockError):
             reported = error
         else:
-            reported = InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
+            reported = InternalError(BUG_MESSAGE) if isinstance(error, Exception) else Cancelled("the caller left")
         _count_failure(self._serving.metrics, block, request.protocol, reported)
         if plan is not None and plan.watch is not None:
             plan.watch.failed(request, reported)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from penstock.core.cluster.addresses import Address, is_loopback, parse_address
-from penstock.core.config import Config, environment_key, with_absolute_paths
+from penstock.core.config import Config, read_environment_key, with_absolute_paths
 from penstock.core.errors import ConfigError
 from penstock.storage.server_folders import CONFIG_FILE, MANAGER_SOCKET
 from penstock.wire.zmq_endpoints import Endpoint
@@ -62,7 +62,7 @@ class ServerPaths:
     def read_config(self) -> Config:
         try:
             found = Config.model_validate_json(self.config.read_text())
-            return found.model_copy(update={"api_key": environment_key()})
+            return found.model_copy(update={"api_key": read_environment_key()})
         except OSError as error:
             raise ConfigError(f"{self.config}: no server runs in this folder: {error.strerror}") from error
 

@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import structlog
 
 from penstock.core.errors import ConfigError
-from penstock.wire.credentials.client_tls import client_credentials
-from penstock.wire.credentials.tls_files import NO_FILES, QUERY, TlsFiles
+from penstock.wire.credentials.client_tls import create_client_credentials
+from penstock.wire.credentials.tls_files import NO_FILES, URL_PARAMETERS, TlsFiles
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -72,12 +72,12 @@ def split_certificates(url: str, setting: str) -> tuple[str, dict[str, str]]:
     """Split `rediss://…?ca=FILE&cert=FILE&key=FILE` into the URL and the arguments of Redis's client."""
     where, _, query = url.partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
-    files = TlsFiles.of_query({name: given.pop(name) for name in QUERY if name in given})
+    files = TlsFiles.of_query({name: given.pop(name) for name in URL_PARAMETERS if name in given})
     if files == NO_FILES:
         return url, {}
     if not url.startswith("rediss://"):
         raise ConfigError(f"{setting}: certificates need a URL that begins with rediss:// (TLS)")
-    client_credentials(files)  # raises ConfigError if the files cannot be read
+    create_client_credentials(files)  # raises ConfigError if the files cannot be read
     named = {"ssl_ca_certs": files.ca, "ssl_certfile": files.cert, "ssl_keyfile": files.key}
     rest = f"{where}?{urlencode(given)}" if given else where
     return rest, {name: path for name, path in named.items() if path}

@@ -124,7 +124,7 @@ def _decode_pixels(answer: Sequence[Tensor]) -> Array:
 def cosines(expected: Array, found: Array) -> Array:
     """Return the cosine of each pair of rows: 1 if both rows are zero, 0 if only one row is zero."""
     expected, found = expected.astype(np.float64), found.astype(np.float64)
-    values = ranking.cosines(expected, found)
+    values = ranking.compute_cosines(expected, found)
     values[~expected.any(axis=1) & ~found.any(axis=1)] = 1.0
     return values
 

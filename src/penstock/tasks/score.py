@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
-from penstock.core.ranking import cosines
+from penstock.core.ranking import compute_cosines
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array
 from penstock.tasks.activations import sigmoid
@@ -82,7 +82,7 @@ class CosineTask(_ScoreTask):
         vectors = prepared.arrange(results).astype(np.float32, copy=False)
         _, passages = take_inputs(request, [QUERY, PASSAGE], EXPECTED)
         first = len(vectors) - passages.shape[0]  # the queries come first
-        return [from_array(SCORE, cosines(vectors[:first], vectors[first:]).reshape(-1, 1))]
+        return [from_array(SCORE, compute_cosines(vectors[:first], vectors[first:]).reshape(-1, 1))]
 
 
 class CrossTask(_ScoreTask):

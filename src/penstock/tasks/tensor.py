@@ -14,8 +14,8 @@ from penstock.core.tensors import (
     Tensor,
     TensorSpec,
     check_tensor,
-    fits,
     from_array,
+    is_shape_accepted,
     to_array,
 )
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
@@ -133,7 +133,7 @@ def split_rows(pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequen
 def _check_input(tensor: Tensor, spec: TensorSpec, max_elements: int) -> None:
     if tensor.datatype != spec.datatype:
         raise InvalidTensor(f"input '{tensor.name}' is {tensor.datatype}; the model takes {spec.datatype}")
-    if not fits(tensor.shape, spec.shape):
+    if not is_shape_accepted(tensor.shape, spec.shape):
         raise InvalidTensor(f"input '{tensor.name}' has shape {list(tensor.shape)}; the model takes {list(spec.shape)}")
     check_tensor(tensor)
     if tensor.datatype == BYTES and (count := prod(tensor.shape)) > max_elements:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from penstock.core.errors import ConfigError, InvalidRequest, PenstockError, RequestTooLarge
-from penstock.core.signature import SECOND, Signature
+from penstock.core.signature import SECOND_PREFIX, Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
@@ -58,7 +58,7 @@ class UpscaleTask:
         given, answer = _check_network(engine, is_second=False)
         self._options = options
         self._pipelines = {UPSCALE: _make_pipeline(given, options.scale, options, engine.tile)}
-        if any(each.name.startswith(SECOND) for each in engine.inputs):
+        if any(each.name.startswith(SECOND_PREFIX) for each in engine.inputs):
             second, _ = _check_network(engine, is_second=True)
             self._pipelines[DENOISE] = _make_pipeline(second, 1, options, engine.tile)
         self._modes = tuple(self._pipelines)
@@ -189,7 +189,7 @@ def _remove_alpha(image: Image.Image, output: OutputOptions) -> Image.Image:
 
 
 def _make_pipeline(given: TensorSpec, scale: int, options: UpscaleOptions, tile: int) -> ImagePipeline:
-    is_second = given.name.startswith(SECOND)
+    is_second = given.name.startswith(SECOND_PREFIX)
     network = ImageNetwork(given.name, scale, options.overlap, tile or options.tile, is_for_colors=is_second)
     return PixelPipeline(network) if given.datatype == PIXELS[0] else PlanePipeline(network)
 
@@ -197,7 +197,7 @@ def _make_pipeline(given: TensorSpec, scale: int, options: UpscaleOptions, tile:
 def _check_network(engine: Signature, is_second: bool) -> tuple[TensorSpec, TensorSpec]:
     """Return the network's input and output; raise ConfigError if the task does not support them."""
     inputs, outputs = (
-        [spec for spec in specs if spec.name.startswith(SECOND) == is_second]
+        [spec for spec in specs if spec.name.startswith(SECOND_PREFIX) == is_second]
         for specs in (engine.inputs, engine.outputs)
     )
     if len(inputs) != 1 or len(outputs) != 1:

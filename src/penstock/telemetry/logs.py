@@ -10,8 +10,8 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.typing import EventDict
 
-from penstock.core.config import Telemetry, allows_colors
-from penstock.core.error_text import printable
+from penstock.core.config import Telemetry, is_color_allowed
+from penstock.core.error_text import escape_control_characters
 from penstock.core.principals import KEY_PREFIX
 
 VALUE_CHARS = 400
@@ -44,7 +44,12 @@ class ConsoleLines:
         if mark and self._has_colors and level in COLORS:
             mark = f"{COLORS[level]}{mark}{RESET}"
         lines = event["exception"].split("\n") if "exception" in event else ()  # a traceback keeps its line breaks
-        return "\n".join([f"{event['timestamp']} {mark}{printable(format_sentence(event))}", *map(printable, lines)])
+        return "\n".join(
+            [
+                f"{event['timestamp']} {mark}{escape_control_characters(format_sentence(event))}",
+                *map(escape_control_characters, lines),
+            ]
+        )
 
 
 def format_sentence(event: EventDict) -> str:
@@ -82,7 +87,7 @@ def start_logs(settings: Telemetry, **context: str) -> None:
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     is_console = settings.log_format == "console"
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_console else "iso", utc=not is_console)
-    console = ConsoleLines(has_colors=sys.stderr.isatty() and allows_colors())
+    console = ConsoleLines(has_colors=sys.stderr.isatty() and is_color_allowed())
     renderer = console if is_console else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[

@@ -58,10 +58,10 @@ class Access:
         return base.rstrip("/") + path
 
     def context(self, url: str) -> "ssl.SSLContext | None":
-        from penstock.wire.credentials.client_tls import client_context
+        from penstock.wire.credentials.client_tls import create_client_context
         from penstock.wire.credentials.tls_files import TlsFiles
 
-        return client_context(TlsFiles(self.cert, self.cert_key, self.ca)) if url.startswith("https:") else None
+        return create_client_context(TlsFiles(self.cert, self.cert_key, self.ca)) if url.startswith("https:") else None
 
 
 NO_ACCESS = Access()

@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import BY_CODE, PenstockError, Unavailable, from_code
+from penstock.core.errors import ERRORS_BY_CODE, PenstockError, Unavailable, rebuild_error
 
 CODE = "penstock-code"  # the header with the error's code
 
@@ -58,6 +58,6 @@ def _read_refusal(url: str, status: int, code: str, body: bytes) -> PenstockErro
         code, message = (code, error) if isinstance(error, str) else (error["code"], error["message"])
     except (ValueError, KeyError, TypeError):
         code = message = ""
-    if code in BY_CODE:
-        return from_code(code, message, {})
+    if code in ERRORS_BY_CODE:
+        return rebuild_error(code, message, {})
     return Unavailable(f"{url} answered {status}: is that the HTTP address of `penstock serve`?")

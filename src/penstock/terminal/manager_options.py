@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.core.error_text import printable
+from penstock.core.error_text import escape_control_characters
 from penstock.terminal.access import Authority, KeyFile, with_options
 from penstock.terminal.output import escape_controls, print_json
 from penstock.terminal.server_options import Server, ServerAddress
@@ -66,7 +66,7 @@ def _takes_client(command: Callable[..., None], has_changes: bool) -> Callable[.
 @contextmanager
 def print_if_slow(text: str) -> Iterator[None]:
     """Print a text to standard error if the `with` block takes longer than `SILENT_S` and may seem to hang."""
-    timer = Timer(SILENT_S, lambda: print(f"penstock: {printable(text)}", file=sys.stderr, flush=True))
+    timer = Timer(SILENT_S, lambda: print(f"penstock: {escape_control_characters(text)}", file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:

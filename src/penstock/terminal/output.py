@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.core.error_text import printable
+from penstock.core.error_text import escape_control_characters
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -28,16 +28,16 @@ def make_console(piped_width: int = 140) -> "Console":
     """Return a console. `piped_width` is its width without a terminal, unless the environment sets COLUMNS."""
     from rich.console import Console
 
-    from penstock.core.config import has_columns
+    from penstock.core.config import is_output_width_set
 
-    is_known = sys.stdout.isatty() or has_columns()
+    is_known = sys.stdout.isatty() or is_output_width_set()
     return Console(width=None if is_known else piped_width, highlight=False)
 
 
 def escape_controls(value: Any) -> Any:
     """Escape control characters in the strings of a server's answer, because a terminal would interpret them."""
     if isinstance(value, str):
-        return printable(value)
+        return escape_control_characters(value)
     if isinstance(value, dict):
         return {escape_controls(key): escape_controls(each) for key, each in value.items()}
     return [escape_controls(each) for each in value] if isinstance(value, list) else value

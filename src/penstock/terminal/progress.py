@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TypeVar
 
-from penstock.core.error_text import printable, show_size
+from penstock.core.error_text import escape_control_characters, show_size
 
 T = TypeVar("T")
 PERIOD_S = 5.0  # between two lines of one task
@@ -17,7 +17,7 @@ PERIOD_S = 5.0  # between two lines of one task
 def print_progress(text: str) -> None:
     """Print a line to standard error, unless standard error is a terminal."""
     if not sys.stderr.isatty():
-        print(f"penstock: {printable(text)}", file=sys.stderr, flush=True)
+        print(f"penstock: {escape_control_characters(text)}", file=sys.stderr, flush=True)
 
 
 class _Lines:

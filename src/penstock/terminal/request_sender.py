@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.core.error_text import printable
+from penstock.core.error_text import escape_control_characters
 from penstock.terminal.progress import show_progress
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def exit_with_problems(problems: Iterable[str]) -> None:
     """Print problems to standard error and exit with status `FAILED`; return if there are no problems."""
     has_failed = False
     for problem in problems:
-        print(f"penstock: {printable(problem)}", file=sys.stderr)
+        print(f"penstock: {escape_control_characters(problem)}", file=sys.stderr)
         has_failed = True
     if has_failed:
         sys.exit(FAILED)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from penstock.core.config import user_config_folder
-from penstock.core.error_text import first_problem
+from penstock.core.config import find_user_config_folder
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import ConfigError, InvalidRequest
 from penstock.terminal.command_files import write_bytes
 
@@ -44,11 +44,11 @@ def read_contexts() -> Contexts:
     except OSError as error:
         raise ConfigError(f"{_contexts_file()}: the saved contexts cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        problem = first_problem(error)
+        problem = describe_first_problem(error)
         raise ConfigError(
             f"{_contexts_file()} is not a valid contexts file ({problem}): correct or remove it"
         ) from error
 
 
 def _contexts_file() -> Path:
-    return user_config_folder() / FILE
+    return find_user_config_folder() / FILE

@@ -188,13 +188,13 @@ def read_managers(url: str) -> list[str]:
 
     from pydantic import ValidationError
 
-    from penstock.core.cluster.manager_records import MANAGERS, ManagerRecord
+    from penstock.core.cluster.manager_records import MANAGERS_PREFIX, ManagerRecord
     from penstock.storage.metadata.opening import open_metadata
 
     async def read() -> list[bytes]:
         store = await open_metadata(url, Path())
         try:
-            return [record.value for record in (await store.list(MANAGERS)).records]
+            return [record.value for record in (await store.list(MANAGERS_PREFIX)).records]
         finally:
             await store.close()
 

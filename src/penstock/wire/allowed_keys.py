@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterable
 
 from penstock.core.tensors import Buffer
-from penstock.wire.credentials.curve import DOMAIN, HANDSHAKE_MS
+from penstock.wire.credentials.curve import HANDSHAKE_MS, ZAP_DOMAIN
 from penstock.wire.sockets import RouterSocket
 from penstock.wire.zmq_endpoints import Endpoint
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by the ZAP protocol
 VERSION, CURVE = b"1.0", b"CURVE"
-PARTS = 8  # of a ZAP request: empty, version, request id, domain, address, identity, mechanism, key
-MAX_WAITING = 1024
+REQUEST_PARTS = 8  # of a ZAP request: empty, version, request id, domain, address, identity, mechanism, key
+MAX_WAITING_REQUESTS = 1024
 MAX_REQUEST_BYTES = 1024
 
 
@@ -44,10 +44,10 @@ class AllowedKeys:
         self._socket.close()
 
     def _on_request(self, identity: bytes, parts: list[Buffer]) -> None:
-        if len(parts) != PARTS:
+        if len(parts) != REQUEST_PARTS:
             return
         _, version, number, domain, _, _, mechanism, key = (bytes(part) for part in parts)
-        if (version, domain, mechanism) != (VERSION, DOMAIN, CURVE):
+        if (version, domain, mechanism) != (VERSION, ZAP_DOMAIN, CURVE):
             return
         if key in self._keys:
             self._accept(identity, number)
@@ -57,7 +57,7 @@ class AllowedKeys:
     def _wait(self, identity: bytes, number: bytes, key: bytes) -> None:
         now = self._clock()
         for request, (_, since) in list(self._waiting.items()):  # oldest first
-            if now - since < HANDSHAKE_MS / 1000 and len(self._waiting) < MAX_WAITING:
+            if now - since < HANDSHAKE_MS / 1000 and len(self._waiting) < MAX_WAITING_REQUESTS:
                 break
             del self._waiting[request]  # the caller's handshake has timed out, or too many requests wait
         self._waiting[identity, number] = key, now

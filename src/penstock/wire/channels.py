@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from penstock.wire.credentials.client_tls import client_credentials
-from penstock.wire.credentials.tls_files import NO_FILES, Stamps, TlsFiles
+from penstock.wire.credentials.client_tls import create_client_credentials
+from penstock.wire.credentials.tls_files import NO_FILES, FileStamps, TlsFiles
 
 if TYPE_CHECKING:
     from penstock.core.config import Config
 
 # Messages may be large, because the snapshot of a cluster is one message. Pings detect peers that are unreachable.
-_BOTH = (
+_COMMON_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.http2.max_pings_without_data", 0),
 )
-MANAGER_CHANNEL = (
-    *_BOTH,
+MANAGER_CHANNEL_OPTIONS = (
+    *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),  # a manager that restarts is back soon
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 2000),  # despite its name: the time limit of one attempt to connect
 )
-MANAGER_SERVER = (
-    *_BOTH,
+MANAGER_SERVER_OPTIONS = (
+    *_COMMON_OPTIONS,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.server_handshake_timeout_ms", 20_000),
@@ -39,11 +39,11 @@ MANAGER_SERVER = (
 )
 Options = Sequence[tuple[str, Any]]
 Metadata = tuple[tuple[str, str], ...]
-UNIX = "unix:"
+UNIX_PREFIX = "unix:"
 CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
-def bearer(key: str) -> Metadata:
+def make_bearer_header(key: str) -> Metadata:
     """Return the authorization header for an API key, for gRPC or HTTP; empty if the key is empty."""
     return (("authorization", f"Bearer {key}"),) if key else ()
 
@@ -64,43 +64,43 @@ class Channels:
         self._key = key
         self._tls = tls
         self._is_secure = not tls.is_empty if is_secure is None else is_secure
-        self._credentials: tuple[Stamps, grpc.ChannelCredentials] | None = None
+        self._credentials: tuple[FileStamps, grpc.ChannelCredentials] | None = None
 
     @classmethod
     def of(cls, config: "Config") -> "Channels":
-        """Return the channels of a role or command with this configuration."""
+        """Create the channels of a server process or command from its configuration."""
         return cls(config.own_key(), TlsFiles.of(config.tls))
 
-    def stamps(self) -> Stamps:
+    def stamps(self) -> FileStamps:
         """Return a value that changes when the TLS files change. Open channels do not read the files again."""
         return self._tls.stamps()
 
-    def open(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
+    def open(self, address: str, options: Options = MANAGER_CHANNEL_OPTIONS) -> Any:
         if (credentials := self._credentials_for(address)) is None:
             return self._with_key(grpc.aio.insecure_channel(address, options=options), address)
         return self._with_key(grpc.aio.secure_channel(address, credentials, options=options), address)
 
-    def open_blocking(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
+    def open_blocking(self, address: str, options: Options = MANAGER_CHANNEL_OPTIONS) -> Any:
         if (credentials := self._credentials_for(address)) is None:
             return self._with_key(grpc.insecure_channel(address, options=options), address)
         return self._with_key(grpc.secure_channel(address, credentials, options=options), address)
 
     def _credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
-        if not self._is_secure or address.startswith(UNIX):
+        if not self._is_secure or address.startswith(UNIX_PREFIX):
             return None
         stamps = self.stamps()
         if self._credentials is None or self._credentials[0] != stamps:
-            self._credentials = stamps, client_credentials(self._tls)
+            self._credentials = stamps, create_client_credentials(self._tls)
         return self._credentials[1]
 
     def _with_key(self, channel: Any, address: str) -> Any:
-        return KeyedChannel(channel, self._metadata) if self._key and not address.startswith(UNIX) else channel
+        return KeyedChannel(channel, self._metadata) if self._key and not address.startswith(UNIX_PREFIX) else channel
 
     def _metadata(self) -> Metadata:
-        return bearer(self._key() if callable(self._key) else self._key)
+        return make_bearer_header(self._key() if callable(self._key) else self._key)
 
 
-PLAIN = Channels()
+PLAIN_CHANNELS = Channels()
 
 
 class KeyedChannel:

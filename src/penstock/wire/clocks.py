@@ -4,14 +4,14 @@ import time
 
 import structlog
 
-from penstock.core.cluster.access_view import clock_ahead_s
+from penstock.core.cluster.access_view import compute_clock_ahead_s
 
 log = structlog.get_logger()
 
 
 def measure_clock_ahead(manager_s: float) -> float:
     """Return the seconds by which the manager's clock is ahead of this machine's clock; log a large difference."""
-    ahead_s = clock_ahead_s(manager_s, time.time())
+    ahead_s = compute_clock_ahead_s(manager_s, time.time())
     if ahead_s:
         log.warning(
             "clock_differs",

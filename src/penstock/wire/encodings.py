@@ -12,20 +12,20 @@ from penstock.core.errors import WireError
 from penstock.core.generation import GenerationState
 from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BatchStatistics, BlockStatistics, Duration
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.wire.plain_values import as_values
+from penstock.wire.plain_values import to_plain_values
 
-_DESCRIPTION: TypeAdapter[BlockDescription] = TypeAdapter(BlockDescription)
-_PLAIN = ("block_id", "model", "version", "last_inference_ms", "inference_count", "execution_count")
+_DESCRIPTION_ADAPTER: TypeAdapter[BlockDescription] = TypeAdapter(BlockDescription)
+_PLAIN_FIELDS = ("block_id", "model", "version", "last_inference_ms", "inference_count", "execution_count")
 
 
 def encode_description(block: BlockDescription) -> bytes:
     """Return the description as JSON, for a block offer."""
-    return _DESCRIPTION.dump_json(block)
+    return _DESCRIPTION_ADAPTER.dump_json(block)
 
 
 def decode_description(data: bytes) -> BlockDescription:
     try:
-        return _DESCRIPTION.validate_json(data)
+        return _DESCRIPTION_ADAPTER.validate_json(data)
     except ValidationError as error:
         raise WireError(
             "the block offer has an invalid description; run the same version of Penstock everywhere"
@@ -46,7 +46,7 @@ def _encode_block(block: BlockStatistics) -> pb.BlockStatistics:
         for rows, batch in sorted(block.batches.items())
     ]
     every = copy_durations(block, DURATIONS, pb.Duration)
-    generation = encode_standing(block.generation)
+    generation = encode_generation_state(block.generation)
     return pb.BlockStatistics(
         **_copy_plain_fields(block), closed=block.closed, batches=batches, generation=generation, **every
     )
@@ -58,15 +58,15 @@ def _decode_block(message: pb.BlockStatistics) -> BlockStatistics:
     }
     every = copy_durations(message, DURATIONS, Duration)
     found = BlockStatistics(**_copy_plain_fields(message), closed=dict(message.closed), batches=batches, **every)
-    found.generation = decode_standing(message.generation) if message.HasField("generation") else None
+    found.generation = decode_generation_state(message.generation) if message.HasField("generation") else None
     return found
 
 
-def encode_standing(standing: GenerationState | None) -> pb.GenerationStanding | None:
+def encode_generation_state(standing: GenerationState | None) -> pb.GenerationStanding | None:
     return None if standing is None else pb.GenerationStanding(**asdict(standing))
 
 
-def decode_standing(message: pb.GenerationStanding) -> GenerationState:
+def decode_generation_state(message: pb.GenerationStanding) -> GenerationState:
     return GenerationState(*(getattr(message, each.name) for each in fields(GenerationState)))
 
 
@@ -75,11 +75,11 @@ def encode_devices(devices: Iterable[WorkerDevice]) -> list[pb.DeviceUse]:
 
 
 def decode_devices(messages: Iterable[pb.DeviceUse]) -> list[WorkerDevice]:
-    return [WorkerDevice(**as_values(message)) for message in messages]
+    return [WorkerDevice(**to_plain_values(message)) for message in messages]
 
 
 def _copy_plain_fields(block: object) -> dict[str, Any]:
-    return {name: getattr(block, name) for name in _PLAIN}
+    return {name: getattr(block, name) for name in _PLAIN_FIELDS}
 
 
 def copy_durations(source: object, names: Iterable[str], make: Callable[..., Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Encodes and decodes Penstock's errors."""
 
 from penstock.core.error_text import shorten
-from penstock.core.errors import PenstockError, from_code
+from penstock.core.errors import PenstockError, rebuild_error
 from penstock.pb.v1 import job_pb2 as pb
 
 
@@ -10,4 +10,4 @@ def encode_failure(error: PenstockError) -> pb.Failure:
 
 
 def decode_failure(failure: pb.Failure) -> PenstockError:
-    return from_code(failure.code, failure.message, dict(failure.fields))
+    return rebuild_error(failure.code, failure.message, dict(failure.fields))

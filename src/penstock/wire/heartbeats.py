@@ -20,8 +20,8 @@ from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.sockets import bind, connect
 from penstock.wire.zmq_endpoints import Endpoint
 
-LATE_BEATS = 2  # if the thread did not run for more beats than this, the rest of the time does not count as silence
-END_S = 1.0  # how long `close` waits for the thread
+MAX_LATE_BEATS = 2  # if the thread did not run for more beats than this, the rest of the time does not count as silence
+CLOSE_TIMEOUT_S = 1.0  # how long `close` waits for the thread
 MAX_BEAT_BYTES = 1024
 HIGH_WATER_MARK = 16  # heartbeats that may wait for a peer; more would carry no further information
 
@@ -61,7 +61,7 @@ class _HeartbeatThread:
     """Runs a thread that owns the heartbeat sockets. The event loop only sets and reads values of the thread."""
 
     def __init__(self, name: str, beat_s: float) -> None:
-        self.silence = PeerSilence(LATE_BEATS * beat_s, time.monotonic())
+        self.silence = PeerSilence(MAX_LATE_BEATS * beat_s, time.monotonic())
         self._beat_s = beat_s
         self._is_closed = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -78,7 +78,7 @@ class _HeartbeatThread:
         self._loop.end()
         self._wake()
         if self._thread.ident is not None:
-            self._thread.join(END_S)
+            self._thread.join(CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
             os.close(self._wake_fd)
 

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.core.errors import PenstockError, WireError
 from penstock.core.principals import ANYBODY, INFERENCE_SCOPES, Principal
-from penstock.core.requests import PLAIN, Controls, InferRequest, InferResponse, Parameter, SessionStep, Timing
+from penstock.core.requests import NO_CONTROLS, Controls, InferRequest, InferResponse, Parameter, SessionStep, Timing
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import failures
@@ -20,13 +20,13 @@ MessageParts = list[Buffer]
 
 # A job or result up to this size is combined with others of the same turn of the event loop, with its tensors in the
 # header, because copying them costs less than sending separate parts.
-MAX_COMBINED_BYTES = 16 * 1024
+MAX_COMBINED_ENTRY_BYTES = 16 * 1024
 # The limits of one combined message.
-MOST_BYTES = 256 * 1024
-MAX_COMBINED = 64
+MAX_COMBINED_MESSAGE_BYTES = 256 * 1024
+MAX_COMBINED_ENTRIES = 64
 # Fewer jobs or results than this may wait for more in the loop's next turns, because each message costs its receiver
 # a turn.
-FEW = 12
+MIN_IMMEDIATE_ENTRIES = 12
 
 
 def encode(header: pb.Header) -> MessageParts:
@@ -84,7 +84,7 @@ def _fill_job(
     job.attempt = attempt
     job.block_id = block_id
     _put_job(job, job_id, timeout_s, request)
-    if request.controls is not PLAIN:
+    if request.controls is not NO_CONTROLS:
         _put_controls(job, request.controls, queue_timeout_s)
     if response_credits:
         job.response_credits = response_credits
@@ -114,11 +114,11 @@ def decode_forward(forward: pb.Forward, message: Sequence[Buffer]) -> InferReque
     job = forward.job
     return InferRequest(
         forward.model,
-        tensors(job.inputs, message),
+        decode_tensors(job.inputs, message),
         forward.version,
         job.request_id,
         list(job.outputs),
-        parameters(job.parameters),
+        decode_parameters(job.parameters),
         job.timeout_us / 1e6,
         job.traceparent,
         forward.protocol,
@@ -224,7 +224,7 @@ def decode(message: Sequence[Buffer]) -> tuple[str, pb.Header]:
     return kind, header
 
 
-def tensors(descriptors: Iterable[pb.TensorDescriptor], message: Sequence[Buffer]) -> list[Tensor]:
+def decode_tensors(descriptors: Iterable[pb.TensorDescriptor], message: Sequence[Buffer]) -> list[Tensor]:
     """Return the tensors of a message: the first part is the header, and each further part is a tensor's bytes."""
     return [
         Tensor(descriptor.name, descriptor.datatype, tuple(descriptor.shape), data)
@@ -232,17 +232,17 @@ def tensors(descriptors: Iterable[pb.TensorDescriptor], message: Sequence[Buffer
     ]
 
 
-def total_bytes(found: Sequence[Tensor]) -> int:
+def count_bytes(found: Sequence[Tensor]) -> int:
     return sum([len(tensor.data) for tensor in found])
 
 
-def small_tensors(descriptors: Sequence[pb.TensorDescriptor]) -> list[Tensor]:
+def decode_small_tensors(descriptors: Sequence[pb.TensorDescriptor]) -> list[Tensor]:
     """Return the tensors of a small job or result, whose tensors are in the message's header."""
     # The slice is a list. Iterating over it takes half the time, because protobuf's iterator ends with an exception.
     return [Tensor(each.name, each.datatype, tuple(each.shape[:]), each.contents) for each in descriptors[:]]
 
 
-def parameters(message: Mapping[str, pb.Parameter]) -> dict[str, Parameter]:
+def decode_parameters(message: Mapping[str, pb.Parameter]) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for name, parameter in message.items():
         kind = parameter.WhichOneof("value")
@@ -251,7 +251,7 @@ def parameters(message: Mapping[str, pb.Parameter]) -> dict[str, Parameter]:
     return found
 
 
-def session(job: pb.Job) -> SessionStep | None:
+def decode_session(job: pb.Job) -> SessionStep | None:
     if not job.HasField("session"):
         return None
     found = job.session
@@ -265,28 +265,28 @@ def session(job: pb.Job) -> SessionStep | None:
     )
 
 
-def timing(result: pb.Result) -> Timing:
+def decode_timing(result: pb.Result) -> Timing:
     return Timing(result.queue_ns, result.batch_ns, result.compute_ns, result.finish_ns, result.batch_rows)
 
 
-def response(result: pb.Result, message: Sequence[Buffer]) -> InferResponse:
+def decode_response(result: pb.Result, message: Sequence[Buffer]) -> InferResponse:
     """Return a Result message as a response. The caller sets the response's model, version and request id."""
-    return _decode_response(result, tensors(result.outputs, message))
+    return _make_response(result, decode_tensors(result.outputs, message))
 
 
-def small_response(result: pb.Result) -> InferResponse:
+def decode_small_response(result: pb.Result) -> InferResponse:
     """Return one result of a Results message as a response. The caller sets the model, version and request id."""
-    return _decode_response(result, small_tensors(result.outputs))
+    return _make_response(result, decode_small_tensors(result.outputs))
 
 
-def _decode_response(result: pb.Result, outputs: list[Tensor]) -> InferResponse:
+def _make_response(result: pb.Result, outputs: list[Tensor]) -> InferResponse:
     return InferResponse(
         "",
         "",
         "",
         outputs,
-        timing(result),
-        parameters(result.parameters) if result.parameters else {},
+        decode_timing(result),
+        decode_parameters(result.parameters) if result.parameters else {},
         not result.is_partial,
     )
 
@@ -365,14 +365,14 @@ class MessageOutbox:
     def __len__(self) -> int:
         return 0 if self._header is None else len(self._list)
 
-    def list_for(self, size_bytes: int, most: int = MAX_COMBINED) -> Any:
+    def list_for(self, size_bytes: int, most: int = MAX_COMBINED_ENTRIES) -> Any:
         """Return the list to which the caller must append a job or result of this size.
 
         If the current message would be too large, or has `most` entries, send it and start a new message.
         """
         if self._header is not None:
             self._size_bytes += size_bytes
-            if self._size_bytes <= MOST_BYTES and len(self._list) < most:
+            if self._size_bytes <= MAX_COMBINED_MESSAGE_BYTES and len(self._list) < most:
                 return self._list
             self.flush()
         self._header = header = pb.Header()
@@ -383,7 +383,7 @@ class MessageOutbox:
         return self._list
 
     def _end_turn(self) -> None:
-        if self._turns_left and 0 < len(self) < FEW:
+        if self._turns_left and 0 < len(self) < MIN_IMMEDIATE_ENTRIES:
             self._turns_left -= 1
             asyncio.get_running_loop().call_soon(self._end_turn)
         else:

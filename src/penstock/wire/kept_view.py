@@ -49,7 +49,7 @@ class KeptView:
 
 
 def encode_view(view: ClusterView, history: str, epoch: int) -> pb.ClusterView:
-    """Return the view as a snapshot of the term with this epoch; a gateway can start from the snapshot."""
+    """Return the cluster's state as a snapshot of the leader's term `epoch`, from which a gateway can start."""
     access = view.access
     signers = [pb.TokenSigner(kid=kid, public=public) for kid, public in access.signers.items()]
     return pb.ClusterView(

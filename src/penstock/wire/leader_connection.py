@@ -11,12 +11,12 @@ import structlog
 
 from penstock.core.errors import NotLeader, StoreUnavailable, Unavailable
 from penstock.telemetry.background import BackgroundTasks
-from penstock.wire.channels import PLAIN, Channels
+from penstock.wire.channels import PLAIN_CHANNELS, Channels
 from penstock.wire.failures import decode_failure
 
 log = structlog.get_logger()
 R = TypeVar("R")
-LEADERLESS_S = 10.0  # how long a call waits for a leader
+LEADER_TIMEOUT_S = 10.0  # how long a call waits for a leader
 RETRY_S = 0.1  # doubles
 MAX_RETRY_S = 0.5
 CLOSE_S = 1.0
@@ -24,7 +24,7 @@ CHECK_S = 0.3  # if a call takes longer, the leader is checked, and checked agai
 MAX_CHECK_S = 2.0
 
 
-class LeaderAt(NamedTuple):
+class LeaderAddress(NamedTuple):
     address: str
     epoch: int  # 0: not known
     history: str = ""  # of the metadata store in which the epoch was counted; empty: not known
@@ -43,7 +43,7 @@ async def log_request_errors(requests: AsyncIterator[R]) -> AsyncIterator[R]:
 class LeaderSource(Protocol):
     """Finds the leading manager of a cluster."""
 
-    def follow(self) -> AsyncIterator[LeaderAt]:
+    def follow(self) -> AsyncIterator[LeaderAddress]:
         """Yield the current leader, then each new leader. Never ends by itself."""
         ...
 
@@ -60,8 +60,8 @@ class FixedLeader:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    async def follow(self) -> AsyncIterator[LeaderAt]:
-        yield LeaderAt(self._address, 0)
+    async def follow(self) -> AsyncIterator[LeaderAddress]:
+        yield LeaderAddress(self._address, 0)
         await asyncio.Event().wait()
 
     def search_now(self) -> None:
@@ -74,20 +74,20 @@ class FixedLeader:
 class LeaderConnection:
     """A gRPC channel to one leading manager."""
 
-    def __init__(self, at: LeaderAt, channels: Channels) -> None:
+    def __init__(self, at: LeaderAddress, channels: Channels) -> None:
         self.at = at
         self.stamps = channels.stamps()
         self.channel = channels.open(at.address)
         self.is_over = asyncio.Event()  # set when there is another leader
 
 
-Act = Callable[[grpc.aio.Channel], Coroutine[Any, Any, R]]
+LeaderAction = Callable[[grpc.aio.Channel], Coroutine[Any, Any, R]]
 
 
 class Leader:
     """Calls the current leader, and follows changes of the leader. Used from one event loop."""
 
-    def __init__(self, source: LeaderSource, channels: Channels = PLAIN) -> None:
+    def __init__(self, source: LeaderSource, channels: Channels = PLAIN_CHANNELS) -> None:
         self._source = source
         self.channels = channels
         self._connection: LeaderConnection | None = None
@@ -102,7 +102,7 @@ class Leader:
         """The current leader's address; empty while no leader is known."""
         return self._connection.at.address if self._connection is not None else ""
 
-    async def run_with_leader(self, act: Act[R]) -> R:
+    async def run_with_leader(self, act: LeaderAction[R]) -> R:
         """Run `act` with a channel to the leader. Raises NotLeader if the leader changes before `act` has ended."""
         await self._is_known.wait()
         connection = self._connection
@@ -119,7 +119,7 @@ class Leader:
             acting.cancel()
             await asyncio.gather(acting, over, return_exceptions=True)
 
-    async def run_once(self, act: Act[None]) -> None:
+    async def run_once(self, act: LeaderAction[None]) -> None:
         """Run `act` once with the current leader. Then pause, unless the leader has changed.
 
         A supervised loop calls this repeatedly. Errors other than a lost connection are raised.
@@ -152,7 +152,7 @@ class Leader:
         """
         now = asyncio.get_running_loop().time
         ends_at = now() + timeout_s
-        gives_up_at = min(ends_at, now() + LEADERLESS_S)
+        gives_up_at = min(ends_at, now() + LEADER_TIMEOUT_S)
         pause_s = RETRY_S
         while True:
             answer, error = await self._try_call(act, ends_at - now(), gives_up_at - now())
@@ -164,7 +164,7 @@ class Leader:
                 raise error
             if isinstance(error, NotLeader) and error.reason == "moved":
                 # The call had started, so the time to wait for a leader starts again.
-                gives_up_at = min(ends_at, now() + LEADERLESS_S)
+                gives_up_at = min(ends_at, now() + LEADER_TIMEOUT_S)
             else:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
                 pause_s = min(2 * pause_s, MAX_RETRY_S)

@@ -1,4 +1,4 @@
-"""Finds the leader by asking all managers while no leader is known, and afterwards one manager periodically."""
+"""Finds the leader: asks all managers while no leader is known, and one manager per second while a leader is known."""
 
 import asyncio
 import random
@@ -10,18 +10,20 @@ import structlog
 
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersStub
-from penstock.wire.channels import PLAIN, Channels
-from penstock.wire.leader_connection import LeaderAt
+from penstock.wire.channels import PLAIN_CHANNELS, Channels
+from penstock.wire.leader_connection import LeaderAddress
 from penstock.wire.update_cursor import NewestTerm
 
 log = structlog.get_logger()
-ASK_S = 1.0  # time for a manager to answer
-POLL_S = 1.0  # pause while a leader is known; asking continues, because an unreachable leader cannot report its end
-SEARCH_S = 0.2  # pause while no leader is known
-FAILED_ROUNDS = 15  # rounds without a leader, after which a warning is logged
+ANSWER_TIMEOUT_S = 1.0  # time for a manager to answer
+POLL_PAUSE_S = (
+    1.0  # pause while a leader is known; asking continues, because an unreachable leader cannot report its end
+)
+SEARCH_PAUSE_S = 0.2  # pause while no leader is known
+MAX_FAILED_ROUNDS = 15  # rounds without a leader, after which a warning is logged
 MAX_MANAGERS = 32
-REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-Ask = Callable[[str], Awaitable[LeaderResponse]]
+REFUSAL_CODES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+AskManager = Callable[[str], Awaitable[LeaderResponse]]
 
 
 class LeaderSearch:
@@ -30,9 +32,9 @@ class LeaderSearch:
     def __init__(
         self,
         addresses: Sequence[str],
-        ask: Ask | None = None,
+        ask: AskManager | None = None,
         rng: random.Random | None = None,
-        channels: Channels = PLAIN,
+        channels: Channels = PLAIN_CHANNELS,
     ) -> None:
         self._addresses = dict.fromkeys(addresses)  # in order
         self._given = tuple(addresses)
@@ -43,13 +45,13 @@ class LeaderSearch:
         self._rng = rng or random.Random()
         self._is_urgent = asyncio.Event()
         self._is_lost = True  # no leader is known
-        self._best = LeaderAt("", -1)
+        self._best = LeaderAddress("", -1)
         self._refusals: dict[str, str] = {}  # by manager: its last answer that refused permission
         self._faults: dict[str, str] = {}  # by manager: why its last answer failed
         self._failed_rounds = 0  # since a leader was known
         self._newest = NewestTerm()
 
-    async def follow(self) -> AsyncIterator[LeaderAt]:
+    async def follow(self) -> AsyncIterator[LeaderAddress]:
         while True:
             self._is_urgent.clear()
             async for answer in self._ask_all(list(self._addresses) if self._is_lost else [self._choose_manager()]):
@@ -58,10 +60,10 @@ class LeaderSearch:
                     self._newest.set(answer.history, answer.epoch)
                     yield answer
             self._failed_rounds = self._failed_rounds + 1 if self._is_lost else 0
-            if self._failed_rounds == FAILED_ROUNDS:
+            if self._failed_rounds == MAX_FAILED_ROUNDS:
                 why = dict(self._faults) or "none of them leads"
                 log.warning("leader_not_found", managers=list(self._addresses), why=why, advice="the search continues")
-            pause_s = (SEARCH_S if self._is_lost else POLL_S) * self._rng.uniform(0.5, 1.0)
+            pause_s = (SEARCH_PAUSE_S if self._is_lost else POLL_PAUSE_S) * self._rng.uniform(0.5, 1.0)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_urgent.wait(), pause_s)
 
@@ -75,7 +77,7 @@ class LeaderSearch:
         for channel in channels.values():
             await channel.close(grace=None)
 
-    async def _ask_all(self, addresses: Sequence[str]) -> AsyncIterator[LeaderAt]:
+    async def _ask_all(self, addresses: Sequence[str]) -> AsyncIterator[LeaderAddress]:
         """Ask these managers concurrently, and yield each answer as it arrives."""
         asking = {asyncio.create_task(self._ask_one(address)) for address in addresses}
         try:
@@ -89,9 +91,9 @@ class LeaderSearch:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
-    async def _ask_one(self, address: str) -> LeaderAt | None:
+    async def _ask_one(self, address: str) -> LeaderAddress | None:
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 answer = await self._ask(address)
         except TimeoutError:
             self._faults[address] = "no answer in time"
@@ -107,20 +109,20 @@ class LeaderSearch:
         if answer.is_leader:
             self._is_lost = self._is_lost and is_over
             # Use the address that answered, not the one that the manager reports as its own.
-            return LeaderAt(address, answer.epoch, answer.history)
-        return LeaderAt(answer.leader, answer.epoch, answer.history) if answer.leader and answer.epoch else None
+            return LeaderAddress(address, answer.epoch, answer.history)
+        return LeaderAddress(answer.leader, answer.epoch, answer.history) if answer.leader and answer.epoch else None
 
     def _record_error(self, address: str, error: grpc.aio.AioRpcError) -> None:
         """Store why a manager did not answer; if the manager denied permission, log the error once."""
         details = error.details() or ""
         self._faults[address] = details
-        if error.code() not in REFUSALS or self._refusals.get(address) == details:
+        if error.code() not in REFUSAL_CODES or self._refusals.get(address) == details:
             return
         self._refusals[address] = details
         advice = "give a key with the scope join: PENSTOCK_API_KEY, or --key-file"
         log.warning("manager_refused", address=address, error=details, advice=advice)
 
-    def _is_newer_leader(self, answer: LeaderAt) -> bool:
+    def _is_newer_leader(self, answer: LeaderAddress) -> bool:
         is_other = bool(answer.history and self._best.history) and answer.history != self._best.history
         return not self._newest.has_replaced(answer.history, answer.epoch) and (
             is_other or answer.epoch > self._best.epoch
@@ -136,7 +138,7 @@ class LeaderSearch:
         self._addresses = known
 
     def _choose_manager(self) -> str:
-        """Return a manager to ask, if possible not the leader: a leader that was cut off does not know a new leader."""
+        """Return a manager to ask, preferably not the leader, which would not know its successor if it were cut off."""
         others = [address for address in self._addresses if address != self._best.address]
         return self._rng.choice(others or list(self._addresses))
 
@@ -146,5 +148,5 @@ class LeaderSearch:
         if address not in self._channels:
             self._channels[address] = self._opening.open(address)
         request = LeaderRequest(history=self._newest.history, epoch=self._newest.epoch)
-        answer: LeaderResponse = await LeadersStub(self._channels[address]).Leader(request, timeout=ASK_S)
+        answer: LeaderResponse = await LeadersStub(self._channels[address]).Leader(request, timeout=ANSWER_TIMEOUT_S)
         return answer

@@ -16,7 +16,7 @@ from penstock.core.blocks import BlockState, BlockView, ClusterView, GatewayMemb
 from penstock.core.cluster.access_view import NO_KEYS, AccessView
 from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.cluster.model_answers import ModelAnswers
-from penstock.core.cluster.routes import NameRoute, Share, Sticky
+from penstock.core.cluster.routes import BlockShare, NameRoute, Sticky
 from penstock.core.errors import NameTaken, UnknownModel
 from penstock.pb.v1 import access_pb2
 from penstock.pb.v1 import manager_pb2 as pb
@@ -26,21 +26,23 @@ from penstock.telemetry.background import BackgroundTasks
 from penstock.wire.clocks import measure_clock_ahead
 from penstock.wire.kept_view import KeptView, encode_view
 from penstock.wire.leader_connection import Leader, log_request_errors
-from penstock.wire.plain_values import fields_in
+from penstock.wire.plain_values import copy_fields
 from penstock.wire.update_cursor import UpdateCursor, Verdict
 
 log = structlog.get_logger()
-BEAT_S = 1.0  # between a gateway's reports to the manager
+REPORT_S = 1.0  # between a gateway's reports to the manager
 KEEP_S = 1.0  # between two writes of the kept state
-COUNT_S = 0.2  # between two reports while the gateway counts answers for rollouts
+COUNTING_REPORT_S = 0.2  # between two reports while the gateway counts answers for rollouts
 UNLOAD_TIMEOUT_S = 60.0
 ROUTING_TIMEOUT_S = 10.0
 DISCOVER_TIMEOUT_S = 15.0
 LOAD_TIMEOUT_S = 86_400.0
-LEAVE_S = 0.02
-NAME_CHARS = 128
-CALLERS_KEY = "penstock-callers-key-bin"  # the caller's API key in a forwarded call; it replaces the channel's own key
-ASKED_BY = "penstock-asked-by-bin"  # the caller that the gateway authenticated, for the audit log
+LAST_REPORT_S = 0.02
+MAX_NAME_CHARS = 128
+CALLERS_KEY_HEADER = (
+    "penstock-callers-key-bin"  # the caller's API key in a forwarded call; it replaces the channel's own key
+)
+ASKED_BY_HEADER = "penstock-asked-by-bin"  # the caller that the gateway authenticated, for the audit log
 
 
 class ManagerConnection:
@@ -132,11 +134,11 @@ class ManagerConnection:
     async def close(self) -> None:
         self._is_leaving = True
         self._report_now.set()
-        await asyncio.sleep(LEAVE_S)  # time for the report to be sent
+        await asyncio.sleep(LAST_REPORT_S)  # time for the report to be sent
         await self._tasks.close()
 
     async def _call(self, method: str, request: Message, timeout_s: float, asked_by: str) -> None:
-        metadata = ((ASKED_BY, asked_by.encode()),)
+        metadata = ((ASKED_BY_HEADER, asked_by.encode()),)
         await self._leader.call(
             lambda channel, left_s: getattr(ManagerStub(channel), method)(request, timeout=left_s, metadata=metadata),
             timeout_s,
@@ -164,7 +166,7 @@ class ManagerConnection:
             self._report_now.clear()
             counts = self._counted()
             answers: Sequence[ModelAnswers] = ()
-            if time.monotonic() - reported_at >= BEAT_S:
+            if time.monotonic() - reported_at >= REPORT_S:
                 answers, reported_at = self._answered(not reported_at), time.monotonic()
             request = pb.WatchRequest(
                 gateway_id=self._me.gateway_id,
@@ -183,7 +185,7 @@ class ManagerConnection:
             self._is_lost = False
             yield request
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._report_now.wait(), COUNT_S if counts else BEAT_S)
+                await asyncio.wait_for(self._report_now.wait(), COUNTING_REPORT_S if counts else REPORT_S)
 
     def _receive_update(self, view: pb.ClusterView) -> bool:
         """Apply an update; return False if the update came from a manager that was replaced."""
@@ -256,17 +258,19 @@ class ManagerConnection:
 
 
 def _decode_block(block: pb.BlockView) -> BlockView:
-    return BlockView(**{**fields_in(block, BlockView), "state": BlockState(block.state)})
+    return BlockView(**{**copy_fields(block, BlockView), "state": BlockState(block.state)})
 
 
 def _decode_route(route: pb.Route) -> NameRoute:
     sticky = route.sticky if route.sticky in get_args(Sticky) else "none"
-    shares = tuple(Share(each.block_id, each.weight) for each in route.shares)
-    return NameRoute(**{**fields_in(route, NameRoute), "shares": shares, "sticky": sticky})
+    shares = tuple(BlockShare(each.block_id, each.weight) for each in route.shares)
+    return NameRoute(**{**copy_fields(route, NameRoute), "shares": shares, "sticky": sticky})
 
 
 def _check_name(model: str) -> None:
     """Raise UnknownModel for a name that is longer than a model's name can be, without asking the manager."""
 
-    if len(model) > NAME_CHARS:
-        raise UnknownModel(f"unknown model '{model[:NAME_CHARS]}…': a model's name has at most {NAME_CHARS} characters")
+    if len(model) > MAX_NAME_CHARS:
+        raise UnknownModel(
+            f"unknown model '{model[:MAX_NAME_CHARS]}…': a model's name has at most {MAX_NAME_CHARS} characters"
+        )

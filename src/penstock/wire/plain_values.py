@@ -4,12 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 
-def fields_in(message: Any, kind: Any) -> dict[str, Any]:
+def copy_fields(message: Any, kind: Any) -> dict[str, Any]:
     """Return the message's fields that the dataclass `kind` also has, by name."""
     return {each.name: getattr(message, each.name) for each in fields(kind)}
 
 
-def as_values(message: Any) -> Any:
+def to_plain_values(message: Any) -> Any:
     """Return a message as dictionaries, lists and numbers. An optional field that is not set becomes None."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -20,9 +20,9 @@ def as_values(message: Any) -> Any:
         if is_message and field.message_type.GetOptions().map_entry:
             found[field.name] = dict(value)
         elif field.is_repeated:
-            found[field.name] = [as_values(each) if is_message else each for each in value]
+            found[field.name] = [to_plain_values(each) if is_message else each for each in value]
         elif field.has_presence and not message.HasField(field.name):
             found[field.name] = None
         else:
-            found[field.name] = as_values(value) if is_message else value
+            found[field.name] = to_plain_values(value) if is_message else value
     return found

@@ -17,8 +17,8 @@ from zmq.backend import Socket as RawSocket
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
 from penstock.wire.credentials.curve import CurveKeys
-from penstock.wire.unix.unix_sockets import IPC, UnixDealer, UnixRouter
-from penstock.wire.zmq_endpoints import TCP, Endpoint, add_key, split_key
+from penstock.wire.unix.unix_sockets import IPC_PREFIX, UnixDealer, UnixRouter
+from penstock.wire.zmq_endpoints import TCP_PREFIX, Endpoint, add_key, split_key
 
 # The hot path calls the compiled base class, because the subclass's Python methods cost three times as much.
 _send: Any = RawSocket.send
@@ -30,14 +30,14 @@ _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 # Parts of at least this size are passed to ZeroMQ without copying; for smaller parts a copy is cheaper.
 ZERO_COPY_BYTES = 64 * 1024
 # The number of messages that are read before the event loop runs other work.
-DRAIN_AT_ONCE = 64
+MAX_READS_AT_ONCE = 64
 # Messages that may wait for one peer. Credits keep the number far below this.
 HIGH_WATER_MARK = 100_000
 
 # Connections between hosts: time between pings, time after which an unanswered connection is reopened, time to connect.
 PING_MS = 1000
-DEAD_MS = 4000
-CONNECT_MS = 1000
+PING_TIMEOUT_MS = 4000
+CONNECT_TIMEOUT_MS = 1000
 
 RouterHandler = Callable[[bytes, list[Buffer]], None]
 DealerHandler = Callable[[list[Buffer]], None]
@@ -68,7 +68,7 @@ class _Socket:
     def _drain(self) -> None:
         self._is_drain_due = False
         socket = self._socket
-        for _ in range(DRAIN_AT_ONCE):
+        for _ in range(MAX_READS_AT_ONCE):
             if socket.closed or not _get(socket, _EVENTS) & _POLLIN:
                 return
             part = _receive(socket, _NOBLOCK, False)
@@ -117,7 +117,7 @@ class RouterSocket:
 
     def bind(self, endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
         """Bind the socket and return the endpoint that peers connect to."""
-        if endpoint.bind.startswith(IPC):
+        if endpoint.bind.startswith(IPC_PREFIX):
             self._socket = local = UnixRouter(self._handler, self._max_message_bytes)
             return local.bind(endpoint.bind)
         self._socket = remote = _ZmqRouter(self._handler, self._max_message_bytes)
@@ -152,7 +152,7 @@ class DealerSocket:
 
         `on_break` is called when a connection to another host breaks, because messages of both sides may be lost.
         """
-        if endpoint.startswith(IPC):  # within a machine a connection breaks only when a process ends
+        if endpoint.startswith(IPC_PREFIX):  # within a machine a connection breaks only when a process ends
             self._socket = local = UnixDealer(self._handler, self._identity)
             local.connect(endpoint)
         else:
@@ -232,7 +232,7 @@ class _ZmqDealer(_Socket):
 
 def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
     """Bind the socket and return the endpoint that peers connect to. Unix sockets are not encrypted."""
-    is_encrypted = keys is not None and endpoint.bind.startswith(TCP)
+    is_encrypted = keys is not None and endpoint.bind.startswith(TCP_PREFIX)
     if keys is not None and is_encrypted:
         keys.encrypt_server(socket)
     if endpoint.bind.startswith("ipc://"):
@@ -257,15 +257,15 @@ def connect(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None =
 
 def prepare_tcp(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     """Turn on ZeroMQ's pings, because the kernel takes many minutes to detect a dead connection between hosts."""
-    if endpoint.startswith(TCP):
+    if endpoint.startswith(TCP_PREFIX):
         socket.set(zmq.HEARTBEAT_IVL, PING_MS)
-        socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_MS)
-        socket.set(zmq.HEARTBEAT_TTL, DEAD_MS)
-        socket.set(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, PING_TIMEOUT_MS)
+        socket.set(zmq.HEARTBEAT_TTL, PING_TIMEOUT_MS)
+        socket.set(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         socket.set(zmq.IPV6, int("[" in endpoint))
 
 
-def host_identity() -> str:
-    """Return a name for the namespace of process ids; processes with equal names see each other's process ids."""
+def read_host_identity() -> str:
+    """Return an identifier of this process's namespace of process ids, within which processes see each other's ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

@@ -14,13 +14,13 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-FILES = "/proc/self/fd"
+OPEN_FILES_FOLDER = "/proc/self/fd"
 INFO_BYTES = 256
 # In the kernel's struct tcp_info: tcpi_last_data_recv, in milliseconds; tcpi_bytes_acked and tcpi_bytes_received.
 _LAST_RECEIVED = struct.Struct("=I")
-_LAST_RECEIVED_AT = 52
+_LAST_RECEIVED_OFFSET = 52
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
-_ACKED_AT = 120
+_ACKED_OFFSET = 120
 
 
 class ConnectionCounts(NamedTuple):
@@ -33,10 +33,10 @@ class ConnectionCounts(NamedTuple):
 
 def can_count() -> bool:
     """Return whether this system's kernel counts the bytes of TCP connections."""
-    if not hasattr(socket, "TCP_INFO") or not os.path.isdir(FILES):
+    if not hasattr(socket, "TCP_INFO") or not os.path.isdir(OPEN_FILES_FOLDER):
         return False
     with socket.socket() as opened:
-        return len(opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)) >= _ACKED_AT + 16
+        return len(opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)) >= _ACKED_OFFSET + 16
 
 
 class ConnectionCounter:
@@ -53,7 +53,7 @@ class ConnectionCounter:
         # If no descriptor is free, no connection can be new, so the known connections are complete.
         for name in _list_open_files() or [known.partition(" ")[0] for known in self._peers]:
             with suppress(OSError):
-                place = os.readlink(f"{FILES}/{name}")
+                place = os.readlink(f"{OPEN_FILES_FOLDER}/{name}")
                 if not place.startswith("socket:"):
                     continue
                 known = self._peers.get(f"{name} {place}")
@@ -82,8 +82,8 @@ def _read_counts(file: int) -> ConnectionCounts:
         info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
     finally:
         borrowed.detach()
-    taken, received = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_AT)
-    return ConnectionCounts(received, taken, _LAST_RECEIVED.unpack_from(info, _LAST_RECEIVED_AT)[0] / 1000)
+    taken, received = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_OFFSET)
+    return ConnectionCounts(received, taken, _LAST_RECEIVED.unpack_from(info, _LAST_RECEIVED_OFFSET)[0] / 1000)
 
 
 # --- closing
@@ -133,7 +133,7 @@ def _close_matching(
     All connections are found before the first is closed, so that they close at nearly the same time.
     """
     with ExitStack() as stack:
-        ours = own_sockets(stack)
+        ours = iterate_own_sockets(stack)
         found = [
             each
             for each in ours
@@ -147,16 +147,16 @@ def _close_matching(
 def _list_open_files() -> list[str]:
     """Return the numbers of this process's open files; empty if /proc is missing or no file can be opened."""
     try:
-        return os.listdir(FILES)
+        return os.listdir(OPEN_FILES_FOLDER)
     except OSError:
         return []
 
 
-def own_sockets(stack: ExitStack) -> Iterator[socket.socket]:
+def iterate_own_sockets(stack: ExitStack) -> Iterator[socket.socket]:
     """Yield a duplicate of each socket of this process, also of libraries' sockets; `stack` closes the duplicates."""
     for name in _list_open_files():
         with suppress(OSError):
-            if os.readlink(f"{FILES}/{name}").startswith("socket:"):
+            if os.readlink(f"{OPEN_FILES_FOLDER}/{name}").startswith("socket:"):
                 yield stack.enter_context(socket.socket(fileno=os.dup(int(name))))
 
 

@@ -1,10 +1,10 @@
-"""The position of a worker or gateway in the manager's updates, which decides the next valid update. Pure: no I/O."""
+"""Tracks which of the manager's updates a worker or gateway has applied, and checks the next one. Pure: no I/O."""
 
 from collections import deque
 from enum import Enum
 from typing import Protocol
 
-MAX_PAST = 16
+MAX_PAST_HISTORIES = 16
 
 
 class ManagerUpdate(Protocol):
@@ -24,12 +24,12 @@ class Verdict(Enum):
 
 
 class NewestTerm:
-    """The newest known term: its epoch, and the id of the store's history. Epochs count within one history."""
+    """The newest known term of a leading manager: its number (epoch), and the store's history in which epochs count."""
 
     def __init__(self) -> None:
         self.history = ""  # empty: not yet known
         self.epoch = 0
-        self._past: deque[str] = deque(maxlen=MAX_PAST)
+        self._past: deque[str] = deque(maxlen=MAX_PAST_HISTORIES)
 
     def has_replaced(self, history: str, epoch: int) -> bool:
         """Return whether the given term is over: its epoch is lower than the newest, or its history was replaced."""

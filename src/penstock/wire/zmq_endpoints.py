@@ -4,18 +4,18 @@ from typing import NamedTuple
 
 from penstock.core.cluster.addresses import Address
 
-TCP = "tcp://"
-_KEY = "#"
+TCP_PREFIX = "tcp://"
+_KEY_SEPARATOR = "#"
 
 
 def add_key(endpoint: str, key: str) -> str:
     """Return the published form of an endpoint whose socket has this public key."""
-    return f"{endpoint}{_KEY}{key}"
+    return f"{endpoint}{_KEY_SEPARATOR}{key}"
 
 
 def split_key(endpoint: str) -> tuple[str, str]:
     """Split a published endpoint into its address and its public key, which is empty for a plaintext socket."""
-    address, _, key = endpoint.partition(_KEY)
+    address, _, key = endpoint.partition(_KEY_SEPARATOR)
     return address, key
 
 
@@ -32,7 +32,7 @@ class Endpoint(NamedTuple):
 
     def for_heartbeats(self) -> "Endpoint":
         """Return the endpoint for the heartbeat socket: a file beside this socket's file, or the next port."""
-        if not self.bind.startswith(TCP):
+        if not self.bind.startswith(TCP_PREFIX):
             return Endpoint(f"{self.bind}.beats")
         if self._has_open_port:
             return self._replace(port=0)
@@ -41,10 +41,10 @@ class Endpoint(NamedTuple):
 
     def peer_address(self, bound: str) -> str:
         """Return the address that peers connect to, given the address that the socket was bound to."""
-        if not self.bind.startswith(TCP) or not self.host:
+        if not self.bind.startswith(TCP_PREFIX) or not self.host:
             return bound
-        return f"{TCP}{Address(self.host, self.port or int(bound.rpartition(':')[2]))}"
+        return f"{TCP_PREFIX}{Address(self.host, self.port or int(bound.rpartition(':')[2]))}"
 
     @property
     def _has_open_port(self) -> bool:
-        return self.bind.startswith(TCP) and self.bind.rpartition(":")[2] in ("0", "*")
+        return self.bind.startswith(TCP_PREFIX) and self.bind.rpartition(":")[2] in ("0", "*")

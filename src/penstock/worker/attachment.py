@@ -18,7 +18,7 @@ from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.wire.clocks import measure_clock_ahead
-from penstock.wire.encodings import encode_standing
+from penstock.wire.encodings import encode_generation_state
 from penstock.wire.leader_connection import Leader, log_request_errors
 from penstock.wire.update_cursor import UpdateCursor, Verdict
 from penstock.worker.residency.residency import HeldBlock
@@ -267,5 +267,5 @@ def _encode_counts(block: BlockStatistics) -> pb.BlockCounts:
         requests=block.success.count + block.fail.count,
         errors=block.fail.count,
         latency_s=(block.success.ns + block.fail.ns) / 1e9,
-        generation=encode_standing(block.generation),
+        generation=encode_generation_state(block.generation),
     )

@@ -139,7 +139,7 @@ class GatewayLink:
             if kind == "jobs":
                 self._on_jobs(header.jobs.jobs)
             elif kind == "job":
-                self._on_job(header.job, job_messages.tensors(header.job.inputs, message))
+                self._on_job(header.job, job_messages.decode_tensors(header.job.inputs, message))
             else:
                 self._process_message(kind, header)
         except WireError as error:
@@ -183,7 +183,7 @@ class GatewayLink:
         wrong: Exception | None = None
         for each in sent:
             try:
-                self._on_job(each, job_messages.small_tensors(each.inputs))
+                self._on_job(each, job_messages.decode_small_tensors(each.inputs))
             except Exception as error:  # noqa: BLE001 - a bug, which is raised after the other jobs are processed
                 wrong = error
         if wrong is not None:
@@ -205,7 +205,7 @@ class GatewayLink:
         self.hand_back([job for job, holder in asked if holder.recall(job)])
 
     def _build_job(self, sent: pb.Job, inputs: list[Tensor]) -> WorkerJob:
-        parameters = job_messages.parameters(sent.parameters) if sent.parameters else {}
+        parameters = job_messages.decode_parameters(sent.parameters) if sent.parameters else {}
         request = TaskRequest(inputs, sent.outputs[:], parameters)
         at = now()
         job = WorkerJob(
@@ -224,7 +224,7 @@ class GatewayLink:
             job.queue_deadline = at + sent.queue_timeout_us / 1e6
         if sent.response_credits:
             job.response_credits = sent.response_credits
-        job.session = job_messages.session(sent)
+        job.session = job_messages.decode_session(sent)
         return job
 
     def _reply(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
@@ -237,7 +237,7 @@ class GatewayLink:
             self._send_message(self._encode_outcome(job, outcome, job.job_id, job.attempt, is_partial))
         elif isinstance(outcome, PenstockError):
             job_messages.add_failure(self._results.list_for(0), job.job_id, job.attempt, outcome)
-        elif (size_bytes := job_messages.total_bytes(outcome)) > job_messages.MAX_COMBINED_BYTES:
+        elif (size_bytes := job_messages.count_bytes(outcome)) > job_messages.MAX_COMBINED_ENTRY_BYTES:
             self._send_message(self._encode_outcome(job, outcome, job.job_id, job.attempt, is_partial))
         else:
             self._add_to_results(job, outcome, size_bytes, is_partial)

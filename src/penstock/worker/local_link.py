@@ -8,7 +8,7 @@ from typing import Protocol
 
 from penstock.core.cluster.local_worker import LocalOffer, LocalReceiver, LocalTask
 from penstock.core.errors import PenstockError
-from penstock.core.requests import PLAIN, InferResponse, SessionStep
+from penstock.core.requests import NO_CONTROLS, InferResponse, SessionStep
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
 from penstock.tasks.base import TaskRequest
@@ -140,7 +140,7 @@ class LocalLink:
             task.job_id, task.attempt, asked, task.deadline, self._reply, request.request_id, request.traceparent
         )
         job.response_credits = task.answers_ahead
-        if controls is not PLAIN:
+        if controls is not NO_CONTROLS:
             job.priority, job.queue_deadline = controls.priority, task.queue_deadline
             if controls.session is not None:
                 job.session = SessionStep(controls.session.session_id)

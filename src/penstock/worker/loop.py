@@ -26,7 +26,7 @@ from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.encodings import encode_description, encode_devices
 from penstock.wire.heartbeats import WorkerHeartbeats
 from penstock.wire.leader_connection import Leader
-from penstock.wire.sockets import host_identity
+from penstock.wire.sockets import read_host_identity
 from penstock.worker.attachment import Attachment
 from penstock.worker.gateway_link import GatewayLink
 from penstock.worker.local_link import LocalLink
@@ -83,7 +83,7 @@ class Worker:
         # A restarted worker has a new identity, so that messages to the old process cannot reach it.
         self._identity = f"{worker_id}/{os.getpid()}/{secrets.token_hex(4)}".encode()
         self._keys = CurveKeys()
-        self._host = host_identity()
+        self._host = read_host_identity()
         self._zone = config.worker.zone
         self._weight = config.worker.weight_of(worker_id)
         self.heartbeats = WorkerHeartbeats(self._identity, config.data_plane.beat_s, self._keys)

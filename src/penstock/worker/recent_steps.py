@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.core.errors import CONCLUSIVE, PenstockError
+from penstock.core.errors import CONCLUSIVE_ERRORS, PenstockError
 from penstock.core.requests import SessionStep
 from penstock.core.tensors import Tensor
 from penstock.worker.worker_job import WorkerJob
@@ -74,7 +74,7 @@ class RecentSteps:
         if recent is None:
             return None
         recent.outcome = outcome
-        is_kept = not isinstance(outcome, PenstockError) or isinstance(outcome, CONCLUSIVE)
+        is_kept = not isinstance(outcome, PenstockError) or isinstance(outcome, CONCLUSIVE_ERRORS)
         if self._steps.get(recent.key) is recent:
             if not is_kept:
                 self._drop_step(recent.key)

@@ -18,7 +18,7 @@ from penstock.telemetry.gpus import GpuReading, Gpus
 from penstock.telemetry.machine import installed_version
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.wire.encodings import encode_devices
-from penstock.wire.sockets import host_identity
+from penstock.wire.sockets import read_host_identity
 
 PROCESSORS = Path("/sys/devices/system/cpu")
 
@@ -82,7 +82,7 @@ class Machine:
         memory = [each.memory_bytes for each in shared if each.memory_bytes]
         return pb.WorkerFacts(
             node=self._node,
-            host=host_identity(),
+            host=read_host_identity(),
             zone=settings.zone,
             labels=settings.labels,
             cpus=min(len(os.sched_getaffinity(0)), *cpus),
@@ -101,7 +101,7 @@ class Machine:
 
         Two nodes on one machine count as two machines.
         """
-        name = f"{self._node}/{host_identity()}"
+        name = f"{self._node}/{read_host_identity()}"
         total = psutil.virtual_memory().total
         machine = pb.SharedCapacity(name=name, cpus=os.cpu_count() or 0, memory_bytes=total)
         gpus = [

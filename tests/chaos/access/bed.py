@@ -16,8 +16,8 @@ from penstock.client.cluster import ClusterClient
 from penstock.core.principals import Scope
 from penstock.pb.v1 import access_pb2
 from penstock.storage.server_folders import MANAGER_SOCKET, RUN_PREFIX
-from penstock.wire.credentials.authority import CA, Authority
-from penstock.wire.credentials.client_tls import client_context, client_credentials
+from penstock.wire.credentials.authority import CA_FILE, Authority
+from penstock.wire.credentials.client_tls import create_client_context, create_client_credentials
 from penstock.wire.credentials.tls_files import TlsFiles
 
 START_S = 90.0
@@ -125,7 +125,7 @@ class GuardedBed:
         options = (("grpc.use_local_subchannel_pool", 1),)  # each channel has its own connection
         if self.authority is None:
             return grpc.aio.insecure_channel(address, options=options)
-        credentials = client_credentials(self.authority.files(certificate))
+        credentials = create_client_credentials(self.authority.files(certificate))
         return grpc.aio.secure_channel(address.replace("127.0.0.1", "localhost"), credentials, options=options)
 
     def client(self, certificate: str = "") -> Any:
@@ -155,7 +155,7 @@ class BedAuthority:
     def files(self, name: str = "") -> TlsFiles:
         """Return the files of a caller without a certificate."""
         cert, key = (str(self.folder / f"{name}{end}.pem") if name else "" for end in ("", "-key"))
-        return TlsFiles(cert, key, str(self.folder / CA))
+        return TlsFiles(cert, key, str(self.folder / CA_FILE))
 
     def context(self, name: str = "") -> Any:
-        return client_context(self.files(name))
+        return create_client_context(self.files(name))

@@ -17,8 +17,8 @@ from starlette.routing import WebSocketRoute
 
 import penstock
 from penstock.core.config import Limits
-from penstock.core.principals import ANY_SCOPE, METRICS_SCOPES, PUBLIC, Needs, Scope
-from penstock.endpoints.guard import declared_needs
+from penstock.core.principals import ANY_SCOPE, METRICS_SCOPES, NO_SCOPES, Needs, Scope
+from penstock.endpoints.guard import get_declared_needs
 from penstock.features.admin.apps import cluster_routers
 from penstock.features.registry.registry_rest import RegistryRest
 from penstock.gateway.http_app import build_http_app
@@ -33,7 +33,7 @@ FILES: tuple[Any, ...] = (
     health_pb2.DESCRIPTOR,
     reflection_pb2.DESCRIPTOR,
 )
-OF_OTHERS = {"grpc.health.v1.Health": PUBLIC, "grpc.reflection.v1alpha.ServerReflection": ANY_SCOPE}
+OF_OTHERS = {"grpc.health.v1.Health": NO_SCOPES, "grpc.reflection.v1alpha.ServerReflection": ANY_SCOPE}
 # Methods that everybody may call; any other method that a server answers without a key is a finding.
 FOR_ALL = frozenset(
     (
@@ -82,7 +82,7 @@ def grpc_endpoints(place: str, found: Iterable[str] = ()) -> Iterator[EndpointTo
         if service.endswith("ServerReflection"):
             needs = ANY_SCOPE
         else:
-            needs = OF_OTHERS.get(service) or (PUBLIC if service in OF_OTHERS else declared.get(name, UNKNOWN))
+            needs = OF_OTHERS.get(service) or (NO_SCOPES if service in OF_OTHERS else declared.get(name, UNKNOWN))
         yield EndpointToTry(place, name, needs, known.get(name))
 
 
@@ -177,10 +177,10 @@ def administration_routes(place: str) -> Iterator[EndpointToTry]:
         for route in router.routes:
             found: Any = route
             for method in (WEBSOCKET,) if isinstance(route, WebSocketRoute) else found.methods:
-                yield EndpointToTry(place, f"{method} {found.path}", declared_needs(found.endpoint))
+                yield EndpointToTry(place, f"{method} {found.path}", get_declared_needs(found.endpoint))
 
 
 def health_routes(place: str) -> Iterator[EndpointToTry]:
     for path in HEALTH_ROUTES:
-        yield EndpointToTry(place, f"GET {path}", PUBLIC)
+        yield EndpointToTry(place, f"GET {path}", NO_SCOPES)
     yield EndpointToTry(place, "GET /metrics", METRICS_SCOPES)

@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from penstock.core.principals import PUBLIC, Scope
+from penstock.core.principals import NO_SCOPES, Scope
 from penstock.features.keys.key_table import KEY_BYTES, key_text
 from penstock.pb.blocks.inference_pb2 import BlockInferencePacket
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -326,7 +326,7 @@ def _of_models(endpoints: Sequence[EndpointToTry]) -> Iterator[tuple[EndpointToT
         if (
             endpoint.place != "gateway"
             or endpoint.method is None
-            or endpoint.needs == PUBLIC
+            or endpoint.needs == NO_SCOPES
             or "SharedMemory" in endpoint.name
         ):
             continue

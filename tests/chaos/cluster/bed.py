@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from benchmarks.cluster import ClusterHosts
 from benchmarks.etcd import NODES, Etcd
 from benchmarks.waiting import until_seen
-from penstock.core.cluster.manager_records import LEADER, MANAGERS
+from penstock.core.cluster.manager_records import LEADER_KEY, MANAGERS_PREFIX
 from penstock.storage.metadata.metadata_store import MetadataStore
 from penstock.storage.metadata.opening import open_metadata
 from tests.chaos.checked_load import CheckedLoad, EchoQuestion, Tally
@@ -74,7 +74,7 @@ class ClusterBed:
 
     async def leader_host(self) -> int:
         """Return the host of the manager that leads."""
-        record = await self.store.get(LEADER)
+        record = await self.store.get(LEADER_KEY)
         assert record is not None, "no manager leads"
         address = json.loads(record.value)["address"].rpartition(":")[0]
         return next(host for host in MANAGER_HOSTS if self.hosts.address(host) == address)
@@ -85,7 +85,9 @@ class ClusterBed:
         for host in GATEWAY_HOSTS:
             await until_seen(lambda at=host: self._is_ready(at, names), f"gateway {host} is ready", START_S)  # type: ignore[misc]
         deadline = time.monotonic() + START_S
-        while len((await self.store.list(MANAGERS)).records) < len(MANAGER_HOSTS) or not await self.store.get(LEADER):
+        while len((await self.store.list(MANAGERS_PREFIX)).records) < len(MANAGER_HOSTS) or not await self.store.get(
+            LEADER_KEY
+        ):
             if time.monotonic() > deadline:
                 raise TimeoutError("not every manager is registered")
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from benchmarks.waiting import eventually
 from penstock.cli import main as cli
 from penstock.client.cluster import ClusterClient
-from penstock.core.cluster.manager_records import MANAGERS, ManagerRecord
+from penstock.core.cluster.manager_records import MANAGERS_PREFIX, ManagerRecord
 from penstock.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -320,7 +320,7 @@ def test_the_managers_are_found_in_their_store(manager: FakeManager, tmp_path: P
     async def write() -> None:
         store = await open_metadata(url, tmp_path)
         record = ManagerRecord(manager_id="m1", address=manager.address)
-        await store.put(f"{MANAGERS}m1", record.model_dump_json().encode())
+        await store.put(f"{MANAGERS_PREFIX}m1", record.model_dump_json().encode())
         await store.close()
 
     asyncio.run(write())

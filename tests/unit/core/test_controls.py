@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.controls import ControlReader
 from penstock.core.errors import InvalidRequest
-from penstock.core.requests import PLAIN, Controls, SessionStep
+from penstock.core.requests import NO_CONTROLS, Controls, SessionStep
 from penstock.core.settings import Priorities, QueuePolicy, Routing, Sessions
 
 LEVELS = Priorities(
@@ -22,8 +22,8 @@ def reader(
 
 
 def test_requests_without_control_parameters_share_one_object() -> None:
-    assert reader().read({}) is PLAIN
-    assert reader().read({"temperature": 0.5}) is PLAIN
+    assert reader().read({}) is NO_CONTROLS
+    assert reader().read({"temperature": 0.5}) is NO_CONTROLS
 
 
 def test_a_levels_queue_policy_applies_without_parameters() -> None:
@@ -101,7 +101,7 @@ def test_the_shard_key_is_read_if_the_policy_is_hash() -> None:
     hashed = Routing(policy="hash", key="user")
     assert reader(routing=hashed).read({"user": 42}).shard_key == "42"
     assert reader(routing=hashed).read({"other": 42}).shard_key == ""
-    assert reader(routing=Routing(key="user")).read({"user": 42}) is PLAIN
+    assert reader(routing=Routing(key="user")).read({"user": 42}) is NO_CONTROLS
 
 
 def test_the_cache_can_be_bypassed() -> None:

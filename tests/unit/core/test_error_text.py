@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.core.error_text import TAIL_CHARS, for_clients, plain_cause, shorten, tail
+from penstock.core.error_text import TAIL_CHARS, clean_for_clients, cut_to_last_lines, explain_cause, shorten
 
 
 def test_a_file_error_is_explained_without_its_number() -> None:
-    assert plain_cause(FileNotFoundError(2, "No such file or directory", "x")) == "No such file or directory"
+    assert explain_cause(FileNotFoundError(2, "No such file or directory", "x")) == "No such file or directory"
 
 
 @pytest.mark.parametrize("char", ["x", "%", "\n", "é", "水", "🌊", "\ud800"])
@@ -22,8 +22,8 @@ def test_a_long_text_keeps_its_ends_and_fits_into_grpc_metadata(char: str) -> No
 
 
 def test_the_end_of_a_long_text_is_kept() -> None:
-    assert tail("a\nb\n\n") == "a\nb"
-    long = tail("\n".join(f"line {number} {'x' * 200}" for number in range(1000)))
+    assert cut_to_last_lines("a\nb\n\n") == "a\nb"
+    long = cut_to_last_lines("\n".join(f"line {number} {'x' * 200}" for number in range(1000)))
     assert len(long) == TAIL_CHARS
     assert long.startswith("…")
     assert long.endswith(f"line 999 {'x' * 200}")
@@ -46,11 +46,11 @@ def test_the_end_of_a_long_text_is_kept() -> None:
 )
 def test_messages_for_clients_have_no_tracebacks_and_folders(text: str, told: str | None) -> None:
     wanted = text.split("\n")[0] if told is None else told or text
-    assert for_clients(text) == wanted
+    assert clean_for_clients(text) == wanted
 
 
 def test_messages_for_clients_are_one_line_of_bounded_length() -> None:
-    told = for_clients(f"there is no model '{'n' * 20_000_000}': see /v2/repository/index")
+    told = clean_for_clients(f"there is no model '{'n' * 20_000_000}': see /v2/repository/index")
     assert len(told) < 8000
     assert "\n" not in told
     assert told.endswith("see /v2/repository/index")

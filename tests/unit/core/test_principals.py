@@ -1,23 +1,23 @@
 """Principals: their scopes, and the models and blocks that they may use."""
 
-from penstock.core.principals import ANYBODY, NOBODY, PUBLIC, Principal, Scope, needs
+from penstock.core.principals import ANYBODY, NO_SCOPES, NOBODY, Principal, Scope, make_needs
 
 
 def test_any_needed_scope_is_enough() -> None:
     reader = Principal("dashboards", "k1", frozenset({Scope.METRICS}))
-    assert reader.may(needs(Scope.METRICS))
-    assert reader.may(needs(Scope.INFERENCE, Scope.METRICS))
-    assert not reader.may(needs(Scope.INFERENCE))
-    assert reader.may(PUBLIC)
+    assert reader.may(make_needs(Scope.METRICS))
+    assert reader.may(make_needs(Scope.INFERENCE, Scope.METRICS))
+    assert not reader.may(make_needs(Scope.INFERENCE))
+    assert reader.may(NO_SCOPES)
 
 
 def test_admin_implies_all_scopes_and_nobody_has_none() -> None:
     admin = Principal("root", "k1", frozenset({Scope.ADMIN}))
     for scope in Scope:
-        assert admin.may(needs(scope))
-        assert ANYBODY.may(needs(scope))
-        assert not NOBODY.may(needs(scope))
-    assert NOBODY.may(PUBLIC)
+        assert admin.may(make_needs(scope))
+        assert ANYBODY.may(make_needs(scope))
+        assert not NOBODY.may(make_needs(scope))
+    assert NOBODY.may(NO_SCOPES)
 
 
 def test_empty_lists_allow_all_and_each_other_list_must_match() -> None:

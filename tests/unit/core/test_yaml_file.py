@@ -7,7 +7,7 @@ import yaml
 
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import examine_yaml, parse_yaml, read_yaml
+from penstock.core.yaml_file import parse_yaml, read_yaml, validate_yaml
 from penstock.models.folder import MODEL_ONLY, read_model_folder
 from penstock.models.model_yaml import ModelSettings
 
@@ -19,7 +19,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def faults(file: Path) -> list[tuple[str, int, str]]:
-    _, found = examine_yaml(file, ModelSettings)
+    _, found = validate_yaml(file, ModelSettings)
     prefix = f"{file}:"
     told = []
     for fault in found:
@@ -47,7 +47,7 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
 
 def test_faults_carry_key_file_and_line(tmp_path: Path) -> None:
     file = write(tmp_path, "model.yaml", "batching: {max_row: 3}\nengine: openvino\ninstances:\n  device: cuda\n")
-    _, found = examine_yaml(file, ModelSettings)
+    _, found = validate_yaml(file, ModelSettings)
     at = {"file": str(file), "reason": "unknown_key", "line": "1", "key": "batching.max_row", "suggestion": "max_rows"}
     assert found[0].fields == at
     assert found[1].fields == {"file": str(file), "reason": "invalid_value", "line": "4", "key": "instances.device"}
@@ -55,7 +55,7 @@ def test_faults_carry_key_file_and_line(tmp_path: Path) -> None:
 
 def test_valid_settings_of_a_faulty_file_are_kept(tmp_path: Path) -> None:
     file = write(tmp_path, "model.yaml", "task: embed\nsize: 3\nbatching: {max_rows: 0, max_tokens: 9}\n")
-    settings, found = examine_yaml(file, ModelSettings)
+    settings, found = validate_yaml(file, ModelSettings)
     assert len(found) == 2
     assert settings is not None
     assert (settings.task, settings.batching.max_tokens, settings.batching.max_rows) == ("embed", 9, 32)
@@ -104,7 +104,7 @@ def test_consequences_of_a_fault_are_not_reported(tmp_path: Path, text: str) -> 
 
 def over(folder: Path, base: str, text: str) -> list[str]:
     model, version = write(folder, "model.yaml", base), write(folder, "version.yaml", text)
-    _, found = examine_yaml(version, ModelSettings, model, MODEL_ONLY)
+    _, found = validate_yaml(version, ModelSettings, model, MODEL_ONLY)
     return [fault.message.removeprefix(f"{folder}/") for fault in found]
 
 
@@ -169,7 +169,7 @@ def test_a_folder_with_a_faulty_version_names_its_file(tmp_path: Path) -> None:
 def test_a_version_file_that_cannot_be_read(tmp_path: Path) -> None:
     base = write(tmp_path, "model.yaml", "task: tensor\n")
     (tmp_path / "version.yaml").write_bytes(b"engine: caf\xe9\n")
-    _, found = examine_yaml(tmp_path / "version.yaml", ModelSettings, base)
+    _, found = validate_yaml(tmp_path / "version.yaml", ModelSettings, base)
     assert [fault.reason for fault in found] == ["unreadable"]
     assert "cannot be read" in found[0].message
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.config import Limits
-from penstock.endpoints.connection_limits import max_grpc_connections, max_http_connections
+from penstock.endpoints.connection_limits import compute_max_grpc_connections, compute_max_http_connections
 
 LIMITS = Limits(max_connections=10_000)
 
@@ -12,4 +12,4 @@ LIMITS = Limits(max_connections=10_000)
     ("files", "http", "grpc"), [(3, 1, 1), (1024, 341, 170), (4096, 2048, 1024), (1 << 20, 10_000, 10_000)]
 )
 def test_connections_get_a_share_of_the_open_files(files: int, http: int, grpc: int) -> None:
-    assert (max_http_connections(LIMITS, files), max_grpc_connections(LIMITS, files)) == (http, grpc)
+    assert (compute_max_http_connections(LIMITS, files), compute_max_grpc_connections(LIMITS, files)) == (http, grpc)

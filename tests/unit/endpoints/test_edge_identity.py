@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
-from penstock.endpoints.edge_identity import identity_of_headers, identity_of_metadata
+from penstock.endpoints.edge_identity import read_header_identity, read_metadata_identity
 from penstock.wire.credentials.authority import Authority
 
 
@@ -19,18 +19,18 @@ from penstock.wire.credentials.authority import Authority
     ],
 )
 def test_the_client_is_the_address_that_the_edge_names(given: str, client: tuple[str, int], peer: str) -> None:
-    found = identity_of_metadata([("x-api-key", "k"), ("x-penstock-client", given)])
+    found = read_metadata_identity([("x-api-key", "k"), ("x-penstock-client", given)])
     assert (found.client, found.peer) == (client, peer)
-    assert identity_of_headers([(b"x-penstock-client", given.encode())]).client == client
+    assert read_header_identity([(b"x-penstock-client", given.encode())]).client == client
 
 
 def test_the_names_are_those_of_the_certificate(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "a test's authority", 10)
     authority.issue("alice@example.com", ("alice.example.com", "10.0.0.7"), is_client=True)
     pem = (tmp_path / "alice@example.com.pem").read_text()
-    names = identity_of_metadata([("x-penstock-certificate", quote(pem))]).certificate
+    names = read_metadata_identity([("x-penstock-certificate", quote(pem))]).certificate
     assert set(names) >= {"alice@example.com", "alice.example.com", "10.0.0.7"}
 
 
 def test_what_is_no_certificate_has_no_names() -> None:
-    assert identity_of_metadata([("x-penstock-certificate", "alice")]).certificate == ()
+    assert read_metadata_identity([("x-penstock-certificate", "alice")]).certificate == ()

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from penstock.core.errors import Forbidden, PenstockError, Unauthenticated, Unavailable
-from penstock.core.principals import ANYBODY, NOBODY, PUBLIC, Principal, Scope, needs
+from penstock.core.principals import ANYBODY, NO_SCOPES, NOBODY, Principal, Scope, make_needs
 from penstock.endpoints.credentials import NO_CREDENTIALS, Credentials
-from penstock.endpoints.guard import Guard, declared_needs, needs_scope, open_guard
+from penstock.endpoints.guard import Guard, create_open_guard, get_declared_needs, needs_scope
 from penstock.features.keys.key_table import KEY_BYTES, KeyRecord, KeyTable, digest_of, key_text
 
 SECRET = b"s" * 32
 KEY, EXPIRED, REVOKED, UNKNOWN = (key_text(bytes([n]) * KEY_BYTES) for n in range(4))
-INFERENCE = needs(Scope.INFERENCE)
+INFERENCE = make_needs(Scope.INFERENCE)
 NOW = 1000.0
 
 
@@ -43,13 +43,13 @@ def refusal(ask: Callable[[], object]) -> PenstockError:
 
 def test_an_open_guard_admits_any_credentials() -> None:
     for credentials in (NO_CREDENTIALS, Credentials((UNKNOWN,)), Credentials(("a", "b")), Credentials(fault="?")):
-        assert open_guard().admit(credentials, INFERENCE, NOW) is ANYBODY
+        assert create_open_guard().admit(credentials, INFERENCE, NOW) is ANYBODY
 
 
 def test_a_closed_guard_admits_a_key_with_the_scope() -> None:
     principal = closed().admit(Credentials((KEY,)), INFERENCE, NOW)
     assert (principal.name, principal.key_id) == ("good", "good")
-    error = refusal(lambda: closed().admit(Credentials((KEY,)), needs(Scope.ADMIN, Scope.METRICS), NOW))
+    error = refusal(lambda: closed().admit(Credentials((KEY,)), make_needs(Scope.ADMIN, Scope.METRICS), NOW))
     assert type(error) is Forbidden
     assert "'admin' or 'metrics'" in error.message
 
@@ -75,7 +75,7 @@ def test_other_credentials_are_refused_and_not_repeated_in_the_error(credentials
 
 def test_public_methods_need_no_credentials() -> None:
     for credentials in (NO_CREDENTIALS, Credentials((UNKNOWN,)), Credentials(fault="?")):
-        assert closed().admit(credentials, PUBLIC, NOW) is NOBODY
+        assert closed().admit(credentials, NO_SCOPES, NOW) is NOBODY
 
 
 def test_a_guard_without_keys_is_unavailable() -> None:
@@ -83,7 +83,7 @@ def test_a_guard_without_keys_is_unavailable() -> None:
     assert not guard.is_open
     assert type(refusal(lambda: guard.admit(Credentials((KEY,)), INFERENCE, NOW))) is Unavailable
     assert type(refusal(lambda: guard.admit(NO_CREDENTIALS, INFERENCE, NOW))) is Unauthenticated
-    assert guard.admit(NO_CREDENTIALS, PUBLIC, NOW) is NOBODY
+    assert guard.admit(NO_CREDENTIALS, NO_SCOPES, NOW) is NOBODY
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_tokens_and_certificates_are_accepted() -> None:
     assert guard.admit(Credentials(("a-token",)), INFERENCE, NOW).blocks == ("blk-1",)
     assert type(refusal(lambda: guard.admit(Credentials(("a-token",)), INFERENCE, NOW + 1))) is Unauthenticated
     assert guard.admit(Credentials((KEY,), ("worker-1",)), INFERENCE, NOW).key_id == "good"
-    assert guard.admit(Credentials(certificate=("worker-1",)), needs(Scope.JOIN), NOW) is workers
+    assert guard.admit(Credentials(certificate=("worker-1",)), make_needs(Scope.JOIN), NOW) is workers
 
 
 def test_a_method_without_declared_scopes_raises() -> None:
@@ -135,7 +135,7 @@ def test_a_method_without_declared_scopes_raises() -> None:
 
     async def undeclared() -> None: ...
 
-    assert declared_needs(declared) == needs(Scope.ADMIN, Scope.UPLOAD)
-    assert declared_needs(public) == PUBLIC
+    assert get_declared_needs(declared) == make_needs(Scope.ADMIN, Scope.UPLOAD)
+    assert get_declared_needs(public) == NO_SCOPES
     with pytest.raises(TypeError, match="undeclared"):
-        declared_needs(undeclared)
+        get_declared_needs(undeclared)

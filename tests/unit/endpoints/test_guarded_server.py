@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, NotLeader, UnknownModel
 from penstock.core.principals import Scope
-from penstock.endpoints.guard import needs_scope, open_guard
+from penstock.endpoints.guard import create_open_guard, needs_scope
 from penstock.endpoints.guarded_server import Context, GuardedServer
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1.leader_pb2 import LeaderResponse
@@ -66,7 +66,7 @@ def methods() -> dict[str, Any]:
     handlers = {"with_failure": unary(service.with_failure), "without": unary(service.without)}
     handlers["stream"] = grpc.unary_stream_rpc_method_handler(service.stream)
     endpoint: Any = server
-    GuardedServer(endpoint, open_guard()).add_registered_method_handlers("penstock.v1.Access", handlers)
+    GuardedServer(endpoint, create_open_guard()).add_registered_method_handlers("penstock.v1.Access", handlers)
     return server.methods
 
 

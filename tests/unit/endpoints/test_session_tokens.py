@@ -12,7 +12,7 @@ from penstock.core.errors import Forbidden, Unauthenticated
 from penstock.core.principals import ADMIN_SCOPES, INFERENCE_SCOPES, KeyLimits, Principal, Scope
 from penstock.endpoints.credentials import Credentials
 from penstock.endpoints.guard import Guard
-from penstock.endpoints.session_tokens import LIFE_S, SessionTokens, SigningKey, public_key_of, sign_token
+from penstock.endpoints.session_tokens import LIFETIME_S, SessionTokens, SigningKey, derive_public_key, sign_token
 from penstock.features.keys.key_table import KeyTable
 
 NOW = 1_000_000.0
@@ -23,7 +23,7 @@ ASKER = Principal("shop", "key-1", frozenset((Scope.INFERENCE, Scope.ADMIN)), li
 
 def tokens(*keys: SigningKey, remembered: int = 8) -> SessionTokens:
     made = SessionTokens(remembered)
-    made.keys_changed({key.kid: public_key_of(key.private) for key in keys})
+    made.keys_changed({key.kid: derive_public_key(key.private) for key in keys})
     return made
 
 
@@ -35,7 +35,7 @@ def refusal(reader: SessionTokens, token: str, now: float = NOW) -> str:
 
 def test_a_token_allows_its_keys_holder_inference_on_one_block() -> None:
     token = sign_token(FIRST, ASKER, "blk-a", NOW)
-    assert token.expires_at == NOW + LIFE_S == NOW + 900
+    assert token.expires_at == NOW + LIFETIME_S == NOW + 900
     found = tokens(FIRST).principal(token.text, NOW)
     assert (found.name, found.key_id, found.limits, found.expires_at) == ("shop", "key-1", LIMITS, token.expires_at)
     assert found.scopes == {Scope.INFERENCE}
@@ -61,13 +61,13 @@ def test_only_the_given_clock_counts() -> None:
 def test_a_verified_token_is_refused_once_its_key_is_revoked() -> None:
     token, reader = sign_token(FIRST, ASKER, "blk-a", NOW).text, tokens(FIRST)
     reader.principal(token, NOW)
-    reader.keys_changed({"first": public_key_of(FIRST.private)}, lambda key_id: -inf if key_id == "key-1" else inf)
+    reader.keys_changed({"first": derive_public_key(FIRST.private)}, lambda key_id: -inf if key_id == "key-1" else inf)
     assert "revoked" in refusal(reader, token)
 
 
 def test_a_token_is_refused_once_its_keys_expiry_was_moved_forward() -> None:
     token, reader = sign_token(FIRST, ASKER, "blk-a", NOW).text, tokens(FIRST)
-    reader.keys_changed({"first": public_key_of(FIRST.private)}, {"key-1": NOW + 5}.__getitem__)
+    reader.keys_changed({"first": derive_public_key(FIRST.private)}, {"key-1": NOW + 5}.__getitem__)
     assert reader.principal(token, NOW + 4.9).key_id == "key-1"
     assert "has expired" in refusal(reader, token, NOW + 5)
 
@@ -75,16 +75,16 @@ def test_a_token_is_refused_once_its_keys_expiry_was_moved_forward() -> None:
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 def test_a_token_lives_equally_long_if_its_issuers_clock_differs(ahead_s: float) -> None:
     token, reader = sign_token(FIRST, ASKER, "blk-a", NOW + ahead_s).text, tokens(FIRST)
-    reader.keys_changed({"first": public_key_of(FIRST.private)}, clock_ahead_s=ahead_s)
-    assert reader.principal(token, NOW).expires_at == NOW + LIFE_S
-    assert reader.principal(token, NOW + LIFE_S - 1).key_id == "key-1"
-    assert "has expired" in refusal(reader, token, NOW + LIFE_S)
+    reader.keys_changed({"first": derive_public_key(FIRST.private)}, clock_ahead_s=ahead_s)
+    assert reader.principal(token, NOW).expires_at == NOW + LIFETIME_S
+    assert reader.principal(token, NOW + LIFETIME_S - 1).key_id == "key-1"
+    assert "has expired" in refusal(reader, token, NOW + LIFETIME_S)
 
 
 def test_old_signing_keys_are_accepted_until_they_are_removed() -> None:
     token, reader = sign_token(FIRST, ASKER, "blk-a", NOW).text, tokens(FIRST)
     reader.principal(token, NOW)
-    both = {key.kid: public_key_of(key.private) for key in (FIRST, SECOND)}
+    both = {key.kid: derive_public_key(key.private) for key in (FIRST, SECOND)}
     reader.keys_changed(both)
     assert reader.principal(token, NOW).name == "shop"
     assert reader.principal(sign_token(SECOND, ASKER, "blk-a", NOW).text, NOW).name == "shop"
@@ -96,7 +96,7 @@ def test_old_signing_keys_are_accepted_until_they_are_removed() -> None:
 def test_a_replaced_signing_key_of_the_same_id_is_used_from_then_on() -> None:
     reader = tokens(FIRST)
     reader.principal(sign_token(FIRST, ASKER, "blk-a", NOW).text, NOW)
-    reader.keys_changed({"first": public_key_of(SECOND.private)})
+    reader.keys_changed({"first": derive_public_key(SECOND.private)})
     assert "is invalid" in refusal(reader, sign_token(FIRST, ASKER, "blk-a", NOW).text)
     replaced = sign_token(SigningKey("first", SECOND.private), ASKER, "blk-a", NOW).text
     assert reader.principal(replaced, NOW).key_id == "key-1"
@@ -105,7 +105,7 @@ def test_a_replaced_signing_key_of_the_same_id_is_used_from_then_on() -> None:
 def test_verified_tokens_stay_remembered_while_the_signing_keys_stay() -> None:
     reader = tokens(FIRST)
     reader.principal(sign_token(FIRST, ASKER, "blk-a", NOW).text, NOW)
-    reader.keys_changed({"first": public_key_of(FIRST.private)}, lambda key_id: -inf if key_id == "key-9" else inf)
+    reader.keys_changed({"first": derive_public_key(FIRST.private)}, lambda key_id: -inf if key_id == "key-9" else inf)
     assert reader._known
 
 
@@ -131,7 +131,7 @@ def claims(**given: object) -> dict[str, object]:
         forged({"alg": "EdDSA", "kid": ["first"]}, claims()),
         jwt.encode(claims(), "secret-secret-secret-secret-secret-secret", "HS256", {"kid": "first"}),
         # the public key taken for a shared secret
-        jwt.encode(claims(), public_key_of(FIRST.private), "HS256", {"kid": "first"}),
+        jwt.encode(claims(), derive_public_key(FIRST.private), "HS256", {"kid": "first"}),
         sign_token(SigningKey("first", SECOND.private), ASKER, "blk-a", NOW).text,
         sign_token(SigningKey("other", FIRST.private), ASKER, "blk-a", NOW).text,
     ],
@@ -198,4 +198,4 @@ def test_a_guard_accepts_tokens_beside_keys() -> None:
     with pytest.raises(Forbidden):
         guard.admit(shown, ADMIN_SCOPES, NOW)
     with pytest.raises(Unauthenticated):
-        guard.admit(shown, INFERENCE_SCOPES, NOW + LIFE_S)
+        guard.admit(shown, INFERENCE_SCOPES, NOW + LIFETIME_S)

@@ -17,7 +17,7 @@ from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, QueueFull
 from penstock.core.principals import LimitStatus
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.endpoints.guard import open_guard
+from penstock.endpoints.guard import create_open_guard
 from penstock.gateway import gateway_grpc as server_module
 from penstock.gateway.gateway_grpc import SERVICE, GrpcServer
 from penstock.gateway.oip.grpc_service import OipGrpc
@@ -82,7 +82,7 @@ def is_native(request: pytest.FixtureRequest) -> bool:
 
 @asynccontextmanager
 async def opened(served: Served, folder: Path, is_native: bool, limits: Limits) -> AsyncIterator[Endpoint]:
-    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard())
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard())
     server = GrpcServer(edge, limits, is_port_shared=False, behind=folder if is_native else None)
     port = await server.start("127.0.0.1", 0, Certificates())
     try:
@@ -208,7 +208,7 @@ async def test_the_number_of_connections_is_limited(served: Served, tmp_path: Pa
 
 
 async def test_a_port_in_use_is_a_config_error(endpoint: Endpoint, tmp_path: Path) -> None:
-    edge = OipGrpc(cast(Serving, endpoint.served.serving), endpoint.served.catalogue, open_guard())
+    edge = OipGrpc(cast(Serving, endpoint.served.serving), endpoint.served.catalogue, create_open_guard())
     second = GrpcServer(edge, Limits(), is_port_shared=False, behind=tmp_path if endpoint.is_native else None)
     with pytest.raises(ConfigError, match="--grpc-port"):
         await second.start("127.0.0.1", endpoint.port, Certificates())
@@ -218,7 +218,7 @@ async def test_gateways_share_a_port(served: Served, tmp_path: Path, is_native: 
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         kept.bind(("127.0.0.1", 0))
-        edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard())
+        edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard())
         behind = tmp_path if is_native else None
         servers = [GrpcServer(edge, Limits(), behind=behind) for _ in range(2)]
         port = kept.getsockname()[1]

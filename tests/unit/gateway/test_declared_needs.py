@@ -15,7 +15,7 @@ from penstock.core.principals import (
     ANY_SCOPE,
     INFERENCE_SCOPES,
     METRICS_SCOPES,
-    PUBLIC,
+    NO_SCOPES,
     VIEW_SCOPES,
     Needs,
     Scope,
@@ -30,7 +30,7 @@ from penstock.pb.inference import grpc_service_pb2
 from tests.unit.conftest import Served
 
 METHODS: dict[str, Needs] = {
-    **dict.fromkeys(("ServerLive", "ServerReady"), PUBLIC),
+    **dict.fromkeys(("ServerLive", "ServerReady"), NO_SCOPES),
     **dict.fromkeys(("ModelInfer", "ModelStreamInfer"), INFERENCE_SCOPES),
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"), VIEW_SCOPES),
     **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), ADMIN_SCOPES),
@@ -53,7 +53,7 @@ async def test_every_grpc_method_declares_what_it_needs(served: Served, tmp_path
             wanted = INFERENCE_SCOPES if "SharedMemory" in method.name else METHODS[method.name]
             assert declared[method.full_name] == wanted, method.name
     assert {name for name in METHODS if f"{SERVICE}.{name}" not in declared} == set()
-    assert declared["grpc.health.v1.Health.Check"] == declared["grpc.health.v1.Health.Watch"] == PUBLIC
+    assert declared["grpc.health.v1.Health.Check"] == declared["grpc.health.v1.Health.Watch"] == NO_SCOPES
     assert declared["grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo"] == ANY_SCOPE
 
 

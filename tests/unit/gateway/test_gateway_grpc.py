@@ -17,11 +17,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
 from penstock.core.config import Limits
-from penstock.core.errors import BUG, InvalidRequest, InvalidTensor, PenstockError, QueueFull, UnknownModel
-from penstock.endpoints.guard import open_guard
+from penstock.core.errors import BUG_MESSAGE, InvalidRequest, InvalidTensor, PenstockError, QueueFull, UnknownModel
+from penstock.endpoints.guard import create_open_guard
 from penstock.endpoints.large_messages import LargeMessagePool
 from penstock.gateway.gateway_grpc import SERVICE, GrpcServer
-from penstock.gateway.oip.grpc_service import OipGrpc, with_guard
+from penstock.gateway.oip.grpc_service import OipGrpc, wrap_with_guard
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.shared_memory.shared_memory_grpc import SharedMemoryGrpc
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -54,7 +54,7 @@ def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 async def channel(served: Served, tmp_path: Path, behind: Path | None) -> AsyncIterator[grpc.aio.Channel]:
     memory = SharedMemory(tmp_path)
     large = LargeMessagePool(FewValues())
-    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard(), memory, large)
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard(), memory, large)
     server = GrpcServer(edge, large.limits, SharedMemoryGrpc(memory), behind=behind)
     port = await server.start("127.0.0.1", 0, Certificates())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -64,7 +64,7 @@ async def channel(served: Served, tmp_path: Path, behind: Path | None) -> AsyncI
 
 async def test_calls_during_shutdown_fail_with_unavailable_not_cancelled(served: Served, behind: Path | None) -> None:
     """Open streams and calls whose message has not arrived fail in the same way."""
-    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard())
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard())
     server = GrpcServer(edge, Limits(), behind=behind)
     port = await server.start("127.0.0.1", 0, Certificates())
     own = (("grpc.use_local_subchannel_pool", 1),)  # each call has its own connection
@@ -132,7 +132,7 @@ async def test_a_bug_is_internal_without_details(stub: Any, served: Served) -> N
     served.serving.error = ZeroDivisionError("a secret")
     with capture_logs() as logs:
         told = await refusal(stub.ModelInfer(MESSAGE))
-    assert told == (grpc.StatusCode.INTERNAL, BUG, {"penstock-code": "internal"})
+    assert told == (grpc.StatusCode.INTERNAL, BUG_MESSAGE, {"penstock-code": "internal"})
     assert [(entry["event"], entry["method"]) for entry in logs] == [("bug", "ModelInfer")]
 
 
@@ -287,7 +287,7 @@ async def test_a_bug_in_a_stream_ends_it_as_internal(stub: Any, monkeypatch: pyt
     monkeypatch.setattr("penstock.gateway.oip.grpc_service.decode_request", broken)
     with capture_logs() as logs, pytest.raises(grpc.aio.AioRpcError) as caught:
         _ = [answer async for answer in stub.ModelStreamInfer(iter([MESSAGE]))]
-    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, BUG)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, BUG_MESSAGE)
     assert [(entry["event"], entry["method"]) for entry in logs] == [("bug", "ModelStreamInfer")]
 
 
@@ -307,8 +307,11 @@ async def test_a_refused_message_is_freed_at_once() -> None:
     gc.disable()
     try:
         with pytest.raises(RuntimeError):
-            await with_guard(
-                "ModelInfer", answer, cast(Any, SimpleNamespace(guard=open_guard(), is_behind_edge=False)), frozenset()
+            await wrap_with_guard(
+                "ModelInfer",
+                answer,
+                cast(Any, SimpleNamespace(guard=create_open_guard(), is_behind_edge=False)),
+                frozenset(),
             )(message, cast(Any, context))
         assert sys.getrefcount(message) == 2
     finally:

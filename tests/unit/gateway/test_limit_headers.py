@@ -164,13 +164,13 @@ async def test_a_refused_message_does_not_end_the_stream(refusing: Served, stub:
 
 
 def test_older_headers_show_concurrency_only_if_it_refused() -> None:
-    assert statuses.limit_headers(STANDINGS, "concurrency")["x-ratelimit-limit"] == "50"
-    assert statuses.limit_headers(STANDINGS[2:])["x-ratelimit-limit"] == "50"
+    assert statuses.make_limit_headers(STANDINGS, "concurrency")["x-ratelimit-limit"] == "50"
+    assert statuses.make_limit_headers(STANDINGS[2:])["x-ratelimit-limit"] == "50"
 
 
 def test_without_limits_there_are_no_headers() -> None:
-    assert statuses.limit_headers(()) == {}
-    assert statuses.headers(RateLimited("wait")) == {
+    assert statuses.make_limit_headers(()) == {}
+    assert statuses.make_headers(RateLimited("wait")) == {
         "penstock-code": "rate_limited",
         "penstock-limit": "",
         "retry-after": "1",

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.blocks import BlockState, BlockView
 from penstock.core.errors import ConfigError, EngineFailed, ModelNotReady, PenstockError
-from penstock.gateway.oip.model_config import index
+from penstock.gateway.oip.model_config import make_index
 from penstock.gateway.websocket.websocket_codec import encode_error
 from tests.unit.conftest import Served
 
@@ -60,7 +60,7 @@ def test_websocket_errors_hide_internal_details(message: str, kind: type[Penstoc
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_reasons_in_the_index_hide_internal_details(message: str) -> None:
-    check(str(index([_failed(message)], only_ready=False)))
+    check(str(make_index([_failed(message)], only_ready=False)))
 
 
 def _failed(message: str) -> BlockView:

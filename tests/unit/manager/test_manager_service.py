@@ -14,7 +14,7 @@ from penstock.core.blocks import BlockView, ClusterView, GatewayMember
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.settings import Routing
-from penstock.endpoints.connection_limits import max_grpc_connections
+from penstock.endpoints.connection_limits import compute_max_grpc_connections
 from penstock.manager import manager_server
 from penstock.manager.manager import Manager
 from penstock.manager.manager_server import serve_manager
@@ -222,7 +222,7 @@ async def test_connections_beyond_the_limit_are_closed_at_once(
 ) -> None:
     monkeypatch.setattr(manager_server, "raise_file_limit", lambda: 30)
     server = await serve_manager(manager, f"127.0.0.1:{(port := free_ports(1)[0])}")
-    most = max_grpc_connections(Limits(), 30)
+    most = compute_max_grpc_connections(Limits(), 30)
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * most)]
     for _, writer in opened:
         writer.write(PREFACE + frame(SETTINGS, 0, 0))

@@ -6,7 +6,7 @@ from typing import TypeVar, get_args
 
 from penstock.core.requests import InferRequest
 from penstock.core.settings import Health, Policy, Priorities, QueuePolicy, Routing
-from penstock.router.actions import Action, FailJob, Send
+from penstock.router.actions import Action, FailJob, SendJob
 from penstock.router.deadlines import Deadlines
 from penstock.router.jobs import JobTable
 from penstock.router.queues import BlockRules
@@ -75,7 +75,7 @@ def join(jobs: JobTable, worker: bytes, credits: int = 4, now: float = 0.0, **sa
 
 
 def sent(actions: list[Action]) -> list[tuple[bytes, int]]:
-    return [(action.worker, action.job.job_id) for action in actions if isinstance(action, Send)]
+    return [(action.worker, action.job.job_id) for action in actions if isinstance(action, SendJob)]
 
 
 def failed(actions: list[Action]) -> list[int]:

@@ -1,6 +1,6 @@
 """Deadlines fall due in order."""
 
-from penstock.router.deadlines import SWEEP, Deadlines
+from penstock.router.deadlines import SWEEP_MARGIN, Deadlines
 
 
 def make(gone: set[str]) -> Deadlines[str]:
@@ -31,7 +31,7 @@ def test_keys_that_no_longer_count_are_removed_when_they_are_many() -> None:
     gone = {"x"}
     deadlines = make(gone)
     deadlines.watch(9.0, "a")
-    for number in range(3 * SWEEP):
-        deadlines.watch(10.0 - number / SWEEP, "x")
-        assert len(deadlines) <= SWEEP + 2
+    for number in range(3 * SWEEP_MARGIN):
+        deadlines.watch(10.0 - number / SWEEP_MARGIN, "x")
+        assert len(deadlines) <= SWEEP_MARGIN + 2
     assert deadlines.pop(10.0) == "a"

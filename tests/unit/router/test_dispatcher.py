@@ -38,8 +38,12 @@ async def test_a_job_is_sent_and_its_result_returned(bed: Bed) -> None:
     header, message = await worker.get("job")
     job = header.job
     assert (job.block_id, job.attempt, job.request_id, job.traceparent) == ("blk", 1, "r", "00-t")
-    assert (list(job.outputs), job_messages.parameters(job.parameters), job.response_credits) == (["y"], {"k": 3}, 0)
-    assert [bytes(tensor.data) for tensor in job_messages.tensors(job.inputs, message)] == [TENSOR.data]
+    assert (list(job.outputs), job_messages.decode_parameters(job.parameters), job.response_credits) == (
+        ["y"],
+        {"k": 3},
+        0,
+    )
+    assert [bytes(tensor.data) for tensor in job_messages.decode_tensors(job.inputs, message)] == [TENSOR.data]
     assert 0 < job.timeout_us <= 60_000_000
     assert (job.priority, job.queue_timeout_us, job.HasField("session")) == (0, 0, False)
     assert bed.dispatcher.jobs() == 1
@@ -59,7 +63,7 @@ async def test_a_job_contains_the_requests_controls(bed: Bed) -> None:
     asked.controls = Controls(2, 50.0, step)
     answer = bed.ask(block(priorities={"levels": 3}), asked=asked)
     job = await worker.get_job()
-    assert (job.priority, job_messages.session(job)) == (2, SessionStep("s", 4, is_end=True))
+    assert (job.priority, job_messages.decode_session(job)) == (2, SessionStep("s", 4, is_end=True))
     assert 0 < job.queue_timeout_us <= 50_000_000
     assert step.home == b""
     worker.answer(job)

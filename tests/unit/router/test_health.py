@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from penstock.core.settings import Health
-from penstock.router.actions import Ejected, FailJob, Probe, Restored
-from penstock.router.health import Condition, ejection_limit
+from penstock.router.actions import FailJob, ReportEjection, ReportRestoration, SendProbe
+from penstock.router.health import SlotFailures, compute_ejection_limit
 from tests.unit.router.tables import BLOCK, A, B, C, job, join, next_due, rules, sent, table
 
 D = b"worker-d"
@@ -50,7 +50,7 @@ def test_consecutive_failures_eject_a_worker(code: str) -> None:
     assert bench.fail(A, 2, code) == []
     assert bench.takers() == {A, B}  # and the successes between them restart the count
     assert bench.fail(A, 2, code) == []
-    assert bench.fail(A, 1, code) == [Ejected(A, BLOCK, "3 failures in a row; last: out of memory")]
+    assert bench.fail(A, 1, code) == [ReportEjection(A, BLOCK, "3 failures in a row; last: out of memory")]
     assert bench.takers() == {B}
     ejected, healthy = bench.jobs.slot_states(BLOCK, 2.0)
     assert (ejected.state, ejected.reason) == ("ejected", "3 failures in a row; last: out of memory")
@@ -74,7 +74,7 @@ def test_deadlines_that_pass_while_running_eject_a_worker() -> None:
     join(jobs, B, 1, 1.0)
     jobs.submit(job(3, deadline=50.0), 1.0)  # A has job 2
     actions = jobs.tick(2.0)
-    assert Ejected(A, BLOCK, "2 deadlines in a row passed while it ran requests") in actions
+    assert ReportEjection(A, BLOCK, "2 deadlines in a row passed while it ran requests") in actions
 
 
 def test_deadlines_that_pass_in_the_queue_eject_no_worker() -> None:
@@ -93,7 +93,7 @@ def test_deadlines_that_pass_in_the_queue_eject_no_worker() -> None:
 def test_a_worker_that_reports_a_passed_deadline_has_timed_out() -> None:
     bench = Bench()
     (ejected,) = bench.fail(A, 2, "deadline_exceeded")
-    assert isinstance(ejected, Ejected)
+    assert isinstance(ejected, ReportEjection)
 
 
 def test_zero_disables_ejection() -> None:
@@ -107,9 +107,9 @@ def test_a_successful_probe_readmits_a_worker() -> None:
     bench.fail(A, 3, now=10.0)
     assert next_due(bench.jobs) == 15.0
     assert bench.jobs.tick(14.9) == []
-    assert bench.jobs.tick(15.0) == [Probe(A, BLOCK)]
+    assert bench.jobs.tick(15.0) == [SendProbe(A, BLOCK)]
     assert bench.jobs.tick(16.0) == []
-    assert bench.jobs.probed(A, BLOCK, "", 16.0) == [Restored(A, BLOCK)]
+    assert bench.jobs.probed(A, BLOCK, "", 16.0) == [ReportRestoration(A, BLOCK)]
     assert bench.takers(16.0) == {A, B}
     assert bench.jobs.probed(A, BLOCK, "", 17.0) == []
     assert bench.jobs.tick(1000.0) == []
@@ -142,7 +142,7 @@ def test_a_late_answer_to_a_probe_counts_if_it_is_good() -> None:
     due = next_due(bench.jobs)
     assert bench.jobs.probed(A, BLOCK, "broken", 11.0) == []
     assert next_due(bench.jobs) == due
-    assert bench.jobs.probed(A, BLOCK, "", 12.0) == [Restored(A, BLOCK)]
+    assert bench.jobs.probed(A, BLOCK, "", 12.0) == [ReportRestoration(A, BLOCK)]
     assert next_due(bench.jobs) is None
 
 
@@ -159,7 +159,7 @@ def test_no_more_than_half_of_the_workers_are_ejected() -> None:
     ejected = [len(bench.fail(worker, 3)) for worker in workers]
     assert ejected == [1, 1, 1, 0, 0, 0, 0]
     bench.jobs.tick(5.0)
-    assert bench.jobs.probed(workers[0], BLOCK, "", 6.0) == [Restored(workers[0], BLOCK)]
+    assert bench.jobs.probed(workers[0], BLOCK, "", 6.0) == [ReportRestoration(workers[0], BLOCK)]
     assert len(bench.fail(workers[5], 3, now=6.0)) == 1  # there is room for another ejection
 
 
@@ -168,10 +168,10 @@ def test_when_the_healthy_workers_leave_the_first_ejected_one_takes_jobs_again()
     bench.fail(A, 3)
     bench.fail(B, 3)
     assert bench.takers() == {C, D}
-    assert bench.jobs.leave(C, 1.0) == [Restored(A, BLOCK)]
+    assert bench.jobs.leave(C, 1.0) == [ReportRestoration(A, BLOCK)]
     assert bench.jobs.leave(D, 1.0) == []
     assert bench.takers() == {A}
-    assert bench.jobs.leave(A, 2.0) == [Restored(B, BLOCK)]
+    assert bench.jobs.leave(A, 2.0) == [ReportRestoration(B, BLOCK)]
     assert bench.takers() == {B}
 
 
@@ -200,7 +200,7 @@ def test_jobs_waiting_for_an_ejected_worker_are_placed_again() -> None:
     for n in range(2):
         jobs.complete(A, n, 1, 1.0, "internal", "x")
     actions = jobs.complete(A, 2, 1, 1.0, "internal", "x")[1]
-    assert isinstance(actions[0], Ejected)
+    assert isinstance(actions[0], ReportEjection)
     assert sent(actions) == [(B, 5)]  # 3 and 4 had been sent to A when other jobs failed there
     assert jobs.owner(BLOCK, key) == B
 
@@ -224,11 +224,11 @@ def test_an_ejected_worker_that_reconnects_stays_ejected() -> None:
 
 @pytest.mark.parametrize(("slots", "bound"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2)])
 def test_the_number_of_ejected_workers_is_limited(slots: int, bound: int) -> None:
-    assert ejection_limit(slots) == bound
+    assert compute_ejection_limit(slots) == bound
 
 
 def test_a_long_message_is_shortened() -> None:
-    condition = Condition()
+    condition = SlotFailures()
     condition.count_failure(Health(), "x" * 10_000)
     assert len(condition.reason) < 400
 
@@ -244,7 +244,7 @@ def test_jobs_waiting_for_a_draining_worker_move_even_if_an_ejected_one_returns(
         jobs.submit(job(n, session=session), 0.0)
     assert jobs.lengths()[BLOCK][0] == 10
     actions = jobs.join(C, [], 1.0)
-    assert actions[0] == Restored(A, BLOCK)
+    assert actions[0] == ReportRestoration(A, BLOCK)
     for worker, number in sent(actions):
         assert worker == jobs.owner(BLOCK, sessions[number - 1000])
     standing = {slot.worker: slot for slot in jobs.slot_states(BLOCK, 1.0)}

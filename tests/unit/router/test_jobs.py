@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, QueueFull, WorkerLost
-from penstock.router.actions import CancelOn, FailJob, Retry, Send
-from penstock.router.jobs import MOVE_S
+from penstock.router.actions import CancelJob, CountRetry, FailJob, SendJob
+from penstock.router.jobs import MOVE_TIMEOUT_S
 from penstock.router.slots import Offer
 from tests.unit.router.tables import BLOCK, A, B, failed, job, join, next_due, rules, sent, table
 
@@ -55,7 +55,7 @@ def test_a_dead_workers_jobs_are_sent_first_and_in_order() -> None:
     for n in (1, 2, 3):
         jobs.submit(job(n), 0.0)
     actions = jobs.leave(A, 1.0)
-    assert {a.reason for a in actions if isinstance(a, Retry)} == {"worker_lost"}
+    assert {a.reason for a in actions if isinstance(a, CountRetry)} == {"worker_lost"}
     assert sent(join(jobs, B, 9, 2.0)) == [(B, 1), (B, 2), (B, 3)]
 
 
@@ -103,7 +103,7 @@ def test_handed_back_jobs_use_no_attempt_and_run_elsewhere() -> None:
     actions = jobs.hand_back(A, [1, 2], 1.0)
     assert sent(actions) == []
     assert sent(join(jobs, B, 2, 2.0)) == [(B, 1), (B, 2)]
-    assert all(isinstance(action, Retry) for action in jobs.leave(B, 3.0))  # the first death, not the second
+    assert all(isinstance(action, CountRetry) for action in jobs.leave(B, 3.0))  # the first death, not the second
 
 
 def test_deadlines_fail_waiting_and_running_jobs() -> None:
@@ -116,7 +116,7 @@ def test_deadlines_fail_waiting_and_running_jobs() -> None:
     actions = jobs.tick(7.0)
     assert [a.job.job_id for a in actions if isinstance(a, FailJob)] == [1, 2]
     assert all(isinstance(a.error, DeadlineExceeded) for a in actions if isinstance(a, FailJob))
-    assert CancelOn(A, 1) in actions
+    assert CancelJob(A, 1) in actions
     assert jobs.lengths()[BLOCK][1] == 1
 
 
@@ -127,7 +127,7 @@ def test_cancel_removes_a_waiting_job_or_notifies_the_worker() -> None:
     jobs.submit(job(2), 0.0)
     assert jobs.cancel(2, 1.0) == []
     assert jobs.lengths()[BLOCK][0] == 0
-    assert jobs.cancel(1, 1.0) == [CancelOn(A, 1)]
+    assert jobs.cancel(1, 1.0) == [CancelJob(A, 1)]
     assert jobs.cancel(1, 1.0) == []
 
 
@@ -159,7 +159,7 @@ def test_waiting_jobs_of_a_retired_block_run_on_workers_that_still_hold_it() -> 
     for number in (1, 2, 3):
         jobs.submit(job(number), 0.0)
     assert jobs.retire({BLOCK: ModelNotReady("unloaded")}) == []
-    assert [type(action) for action in jobs.complete(A, 1, 1, 1.0)[1]] == [Send]
+    assert [type(action) for action in jobs.complete(A, 1, 1, 1.0)[1]] == [SendJob]
     stranded = jobs.join(A, [], 2.0)
     assert [type(action) for action in stranded] == [FailJob]
     assert jobs.complete(A, 2, 1, 3.0)[0] is not None, "the worker's running job is answered"
@@ -268,7 +268,7 @@ def test_the_same_events_give_the_same_actions() -> None:
         for n in range(20):
             join(jobs, b"worker-%d" % n, 3)
         actions = [action for n in range(50) for action in jobs.submit(job(n), 0.0)]
-        running = [(action.worker, action.job.job_id) for action in actions if isinstance(action, Send)]
+        running = [(action.worker, action.job.job_id) for action in actions if isinstance(action, SendJob)]
         return running + [found for who, n in running for found in sent(jobs.complete(who, n, 1, 1.0)[1])]
 
     assert history() == history()
@@ -299,8 +299,8 @@ def test_a_block_that_may_move_to_another_worker_is_awaited_for_a_while() -> Non
     join(jobs, A, 1, 0.0)
     jobs.leave(A, 1.0, is_expected_back=False)
     jobs.submit(job(1), 1.0)
-    assert jobs.tick(1.0 + MOVE_S - 0.1) == []
-    assert failed(jobs.tick(1.0 + MOVE_S)) == [1]
+    assert jobs.tick(1.0 + MOVE_TIMEOUT_S - 0.1) == []
+    assert failed(jobs.tick(1.0 + MOVE_TIMEOUT_S)) == [1]
     with pytest.raises(ModelNotReady, match="no worker"):
         jobs.submit(job(2), 12.0)
 

@@ -1,13 +1,13 @@
 """A waiting job of a high level takes a job of a lower level back from its worker."""
 
-from penstock.router.actions import Action, RecallFrom, Retry
+from penstock.router.actions import Action, CountRetry, RecallJob
 from penstock.router.jobs import JobTable
 from penstock.router.queues import MAX_RECALLS
 from tests.unit.router.tables import BLOCK, A, B, job, join, levels, rules, sent, table
 
 
 def recalled(actions: list[Action]) -> list[tuple[bytes, int]]:
-    return [(action.worker, action.job_id) for action in actions if isinstance(action, RecallFrom)]
+    return [(action.worker, action.job_id) for action in actions if isinstance(action, RecallJob)]
 
 
 def full(*priorities: int, credits: int = 0) -> JobTable:
@@ -23,7 +23,7 @@ def test_the_last_sent_job_of_the_lowest_level_is_recalled() -> None:
     jobs = full(3, 2, 3, 2)
     assert recalled(jobs.submit(job(9, priority=1), 1.0)) == [(A, 3)]
     actions = jobs.hand_back(A, [3], 1.0)
-    assert [action.reason for action in actions if isinstance(action, Retry)] == ["recalled"]
+    assert [action.reason for action in actions if isinstance(action, CountRetry)] == ["recalled"]
     assert sent(actions) == [(A, 9)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.core.requests import InferRequest
-from penstock.router.actions import Action, Send
+from penstock.router.actions import Action, SendJob
 from penstock.router.jobs import JobTable
 from penstock.router.slots import Job, Offer
 from tests.unit.router.tables import BLOCK, POLICIES, rules
@@ -83,7 +83,7 @@ class Simulation:
 
     def _perform(self, actions: list[Action], now: float) -> None:
         for action in actions:
-            if isinstance(action, Send):
+            if isinstance(action, SendJob):
                 worker, job = self._index[action.worker], action.job
                 assert job.slot is not None
                 self.deepest = max(self.deepest, job.slot.in_flight)
@@ -209,7 +209,7 @@ def lines(policy: str, workers: int, jobs: int = 2000) -> float:
         if len(running) >= 20:
             worker, oldest = running.popleft()
             actions += table.complete(worker, oldest, 1, float(number))[1]
-        running.extend((action.worker, action.job.job_id) for action in actions if isinstance(action, Send))
+        running.extend((action.worker, action.job.job_id) for action in actions if isinstance(action, SendJob))
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count

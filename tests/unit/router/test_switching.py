@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from penstock.core.settings import Priorities
-from penstock.router.actions import Action, Send
+from penstock.router.actions import Action, SendJob
 from penstock.router.jobs import JobTable
 from tests.unit.router.tables import BLOCK, POLICIES, A, B, C, job, join, levels, next_due, rules, sent, table
 
@@ -129,7 +129,7 @@ def test_switching_under_load_loses_no_job() -> None:
 
     def take(actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Send):
+            if isinstance(action, SendJob):
                 running[action.job.job_id] = (action.worker, action.job.attempt)
 
     def end_one() -> None:

@@ -7,7 +7,17 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, ModelNotReady, QueueFull, WorkerLost
 from penstock.core.settings import Health, Priorities, QueuePolicy
-from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, RecallFrom, Restored, Retry, Send
+from penstock.router.actions import (
+    Action,
+    CancelJob,
+    CountRetry,
+    FailJob,
+    RecallJob,
+    ReportEjection,
+    ReportRestoration,
+    SendJob,
+    SendProbe,
+)
 from penstock.router.jobs import JobTable
 from penstock.router.queues import Queue
 from penstock.router.slots import Job, Offer
@@ -46,28 +56,28 @@ class Walk:
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
             self.log.append((type(action).__name__, getattr(action, "worker", b"")))
-            if isinstance(action, Send):
+            if isinstance(action, SendJob):
                 self._start(action)
             elif isinstance(action, FailJob):
                 self.end(action.job.job_id)
-            elif isinstance(action, CancelOn):
+            elif isinstance(action, CancelJob):
                 self.running.pop(action.job_id, None)
-            elif isinstance(action, RecallFrom):
+            elif isinstance(action, RecallJob):
                 assert self.running[action.job_id][0] == action.worker
                 self.asked.append((action.worker, action.job_id))
-            elif isinstance(action, Retry):
+            elif isinstance(action, CountRetry):
                 self.running.pop(action.job.job_id, None)
-            elif isinstance(action, Probe):
+            elif isinstance(action, SendProbe):
                 assert action.worker in self.ejected
                 self.probes.add(action.worker)
-            elif isinstance(action, Ejected):
+            elif isinstance(action, ReportEjection):
                 assert action.worker not in self.ejected
                 assert action.reason
                 self.ejected.add(action.worker)
-            elif isinstance(action, Restored):
+            elif isinstance(action, ReportRestoration):
                 self.ejected.remove(action.worker)
 
-    def _start(self, action: Send) -> None:
+    def _start(self, action: SendJob) -> None:
         number = action.job.job_id
         assert number in self.open, "a job that has ended was sent"
         assert number not in self.running, "a job runs twice at a time"
@@ -250,9 +260,8 @@ def test_every_job_ends_once_and_credits_are_kept_under_random_events(policy: st
     assert not made.open
     assert set(made.ended.values()) <= {1}
     kinds = {name for name, _ in made.log}
-    assert {"Send", "FailJob", "Retry", "CancelOn", "Ejected", "Probe", "Restored"} <= kinds, (
-        "the walk must produce every action"
-    )
+    reports = {"CountRetry", "ReportEjection", "ReportRestoration"}
+    assert {"SendJob", "FailJob", "CancelJob", "SendProbe", *reports} <= kinds, "the walk must produce every action"
 
 
 def test_the_same_seed_gives_the_same_actions() -> None:

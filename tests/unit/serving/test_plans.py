@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.cluster.routes import BlockShare, NameRoute
 from penstock.core.errors import EngineFailed
 from penstock.core.principals import Principal
 from penstock.core.requests import Controls, InferRequest, InferResponse, Parameter, Timing
@@ -127,7 +127,7 @@ def test_blocks_in_routes_are_watched(bed: Bed) -> None:
     described = block()
     plain = bed.plans.plan_of(described)
     assert plain.watch is None
-    bed.plans.watch([NameRoute("m", (Share("blk-1", 1),))])
+    bed.plans.watch([NameRoute("m", (BlockShare("blk-1", 1),))])
     watched = bed.plans.plan_of(described)
     assert watched.watch is not None
     answered, failed = InferRequest("m", []), InferRequest("m", [])

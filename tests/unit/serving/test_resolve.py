@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.cluster.routes import BlockShare, NameRoute
 from penstock.core.errors import Forbidden, ModelNotReady, PenstockError, UnknownModel
 from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest
@@ -220,7 +220,7 @@ def test_a_block_with_changed_files_is_not_the_one_described_before() -> None:
 
 
 def routed(*shares: tuple[str, float], name: str = "m") -> NameRoute:
-    return NameRoute(name, tuple(Share(*share) for share in shares))
+    return NameRoute(name, tuple(BlockShare(*share) for share in shares))
 
 
 def ready_resolver(draws: list[float]) -> Resolver:

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.config import AccessSettings, CacheSettings, Limits, QuotaSettings, Telemetry
 from penstock.core.errors import (
-    BUG,
+    BUG_MESSAGE,
     Draining,
     EngineFailed,
     InternalError,
@@ -33,7 +33,7 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.core.principals import KeyLimits, Principal
-from penstock.core.requests import PLAIN, InferRequest, InferResponse, PacketFields, Parameter, Timing
+from penstock.core.requests import NO_CONTROLS, InferRequest, InferResponse, PacketFields, Parameter, Timing
 from penstock.core.settings import BlockSettings, Routing, Timeouts
 from penstock.core.tensors import Tensor
 from penstock.features.cache.cache_key import CacheKeys
@@ -328,7 +328,7 @@ async def test_a_requests_controls_are_passed_on(bed: Bed) -> None:
     await bed.serving.serve(ask())
     await bed.serving.serve(ask("kept", parameters={"cache": "bypass"}))
     assert [request.controls.cache for _, request, _ in bed.dispatcher.ran] == ["use", "bypass"]
-    assert bed.dispatcher.ran[0][1].controls is PLAIN
+    assert bed.dispatcher.ran[0][1].controls is NO_CONTROLS
 
 
 # --- deadlines
@@ -576,7 +576,7 @@ async def test_a_bug_is_logged_and_counted_and_reported_without_details(bed: Bed
     bed.dispatcher.error = ZeroDivisionError("a secret")
     with capture_logs() as logs, pytest.raises(InternalError) as caught:
         await bed.send(way, ask(model))
-    assert str(caught.value) == BUG
+    assert str(caught.value) == BUG_MESSAGE
     assert bed.count(model, "internal") == 1
     assert bed.counted() == 1
     (told,) = logs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.waiting import until_seen
-from penstock.wire.allowed_keys import MAX_WAITING, AllowedKeys
+from penstock.wire.allowed_keys import MAX_WAITING_REQUESTS, AllowedKeys
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.heartbeats import GatewayHeartbeats, WorkerHeartbeats
 from penstock.wire.sockets import DealerSocket, RouterSocket
@@ -110,10 +110,10 @@ async def test_heartbeats_are_encrypted_too(listener: Listener) -> None:
 
 
 async def test_the_number_of_waiting_workers_is_limited(listener: Listener) -> None:
-    for number in range(MAX_WAITING + 10):
+    for number in range(MAX_WAITING_REQUESTS + 10):
         question = [b"", b"1.0", b"1", b"penstock", b"127.0.0.1", b"", b"CURVE", number.to_bytes(32, "big")]
         listener.allowed._on_request(number.to_bytes(4, "big"), list(question))
-    assert len(listener.allowed._waiting) <= MAX_WAITING
+    assert len(listener.allowed._waiting) <= MAX_WAITING_REQUESTS
 
 
 def test_a_secret_key_is_never_printed() -> None:

@@ -1,7 +1,7 @@
 """Statistics in messages: all counts of a worker survive encoding."""
 
 from penstock.core.generation import GenerationState
-from penstock.core.statistics import BatchStatistics, BlockStatistics, Duration, sum_by_block
+from penstock.core.statistics import BatchStatistics, BlockStatistics, Duration, merge_by_block
 from penstock.wire.encodings import decode_statistics, encode_statistics
 
 COUNTED = BlockStatistics(
@@ -30,7 +30,7 @@ def test_all_counts_survive_encoding() -> None:
 
 
 def test_a_sum_has_each_block_once() -> None:
-    twice, other = sum_by_block([COUNTED, BlockStatistics("other", "m", "2"), COUNTED])
+    twice, other = merge_by_block([COUNTED, BlockStatistics("other", "m", "2"), COUNTED])
     assert other == BlockStatistics("other", "m", "2")
     assert (twice.last_inference_ms, twice.inference_count, twice.execution_count) == (5, 12, 14)
     assert (twice.success, twice.compute_output) == (Duration(2, 200), Duration(12, 1200))
@@ -41,7 +41,7 @@ def test_a_sum_has_each_block_once() -> None:
 
 def test_an_engine_without_prefix_counts_does_not_hide_those_of_others() -> None:
     told = BlockStatistics("blk", "m", "1", generation=GenerationState(cached_tokens=7))
-    assert sum_by_block([told, COUNTED])[0].generation == GenerationState(1, 2, 30, 4, 5, 6, 7, 8, 9)
+    assert merge_by_block([told, COUNTED])[0].generation == GenerationState(1, 2, 30, 4, 5, 6, 7, 8, 9)
 
 
 def test_a_former_worker_keeps_its_totals_and_loses_its_current_values() -> None:

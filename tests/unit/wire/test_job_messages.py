@@ -28,8 +28,8 @@ def test_a_job_round_trips() -> None:
     kind, header = job_messages.decode(encoded)
     assert kind == "job"
     assert (header.job.job_id, header.job.attempt, header.job.timeout_us) == (7, 2, 1_500_000)
-    assert job_messages.tensors(header.job.inputs, encoded) == request.inputs
-    assert job_messages.parameters(header.job.parameters) == request.parameters
+    assert job_messages.decode_tensors(header.job.inputs, encoded) == request.inputs
+    assert job_messages.decode_parameters(header.job.parameters) == request.parameters
     assert list(header.job.outputs) == ["y"]
 
 
@@ -50,9 +50,9 @@ def test_a_result_round_trips() -> None:
     kind, header = job_messages.decode(encoded)
     assert kind == "result"
     assert not header.result.HasField("failure")
-    assert job_messages.tensors(header.result.outputs, encoded) == outputs
-    assert job_messages.timing(header.result) == timing
-    assert job_messages.parameters(header.result.parameters) == {"tokens": 9}
+    assert job_messages.decode_tensors(header.result.outputs, encoded) == outputs
+    assert job_messages.decode_timing(header.result) == timing
+    assert job_messages.decode_parameters(header.result.parameters) == {"tokens": 9}
 
 
 def test_a_failure_is_decoded_to_its_error() -> None:
@@ -120,13 +120,13 @@ async def test_few_jobs_wait_for_others_and_many_are_sent_at_once() -> None:
     await asyncio.sleep(0)
     assert sent == [3]
 
-    put(outbox, job_messages.FEW)
+    put(outbox, job_messages.MIN_IMMEDIATE_ENTRIES)
     await asyncio.sleep(0)
-    assert sent == [3, job_messages.FEW]
+    assert sent == [3, job_messages.MIN_IMMEDIATE_ENTRIES]
 
     put(job_messages.MessageOutbox("jobs", send), 1)
     await asyncio.sleep(0)
-    assert sent == [3, job_messages.FEW, 1]
+    assert sent == [3, job_messages.MIN_IMMEDIATE_ENTRIES, 1]
     for _ in range(5):
         await asyncio.sleep(0)
-    assert sum(sent) == 4 + job_messages.FEW
+    assert sum(sent) == 4 + job_messages.MIN_IMMEDIATE_ENTRIES

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState, BlockView, ClusterView, GatewayMember
 from penstock.core.cluster.access_view import AccessView
-from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.cluster.routes import BlockShare, NameRoute
 from penstock.endpoints.guard import Guard
 from penstock.features.keys.keys import Keys
 from penstock.manager.control_plane import ControlPlane
@@ -28,7 +28,7 @@ VIEW = ClusterView(
     [BlockView("blk-1", "m", "1", BlockState.READY, "", '{"policy": "random"}', True, details='{"a": 1}')],
     (ME,),
     7,
-    (NameRoute("m", shares=(Share("blk-1", 1.0),)),),
+    (NameRoute("m", shares=(BlockShare("blk-1", 1.0),)),),
     AccessView(b"secret", True, {"k1": b"{}"}, {"kid": b"public"}),
     ("aa", "bb"),
     {"feature/x": b"1"},

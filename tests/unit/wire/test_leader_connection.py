@@ -17,7 +17,7 @@ from penstock.wire.channels import Channels
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.credentials.tls_files import TlsFiles
 from penstock.wire.failures import encode_failure
-from penstock.wire.leader_connection import FixedLeader, Leader, LeaderAt
+from penstock.wire.leader_connection import FixedLeader, Leader, LeaderAddress
 from tests.tls import TestAuthority
 
 
@@ -25,13 +25,13 @@ class ToldLeader:
     """A source of the leader that the test controls."""
 
     def __init__(self) -> None:
-        self._told: asyncio.Queue[LeaderAt] = asyncio.Queue()
+        self._told: asyncio.Queue[LeaderAddress] = asyncio.Queue()
         self.hurries = 0
 
     def tell(self, address: str, epoch: int) -> None:
-        self._told.put_nowait(LeaderAt(address, epoch))
+        self._told.put_nowait(LeaderAddress(address, epoch))
 
-    async def follow(self) -> AsyncIterator[LeaderAt]:
+    async def follow(self) -> AsyncIterator[LeaderAddress]:
         while True:
             yield await self._told.get()
 
@@ -87,7 +87,7 @@ async def leader(source: ToldLeader) -> AsyncIterator[Leader]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "LEADERLESS_S", 0.3)
+    monkeypatch.setattr(leader_module, "LEADER_TIMEOUT_S", 0.3)
 
 
 async def load(leader: Leader) -> pb.LoadResponse:

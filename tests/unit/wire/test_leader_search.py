@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from benchmarks.waiting import until
 from penstock.pb.v1.leader_pb2 import LeaderResponse
 from penstock.wire import leader_search as asking
-from penstock.wire.leader_connection import LeaderAt
+from penstock.wire.leader_connection import LeaderAddress
 from penstock.wire.leader_search import LeaderSearch
 
 
@@ -36,12 +36,12 @@ class FakeManagers:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ASK_S", 0.05)
-    monkeypatch.setattr(asking, "POLL_S", 0.01)
-    monkeypatch.setattr(asking, "SEARCH_S", 0.01)
+    monkeypatch.setattr(asking, "ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(asking, "POLL_PAUSE_S", 0.01)
+    monkeypatch.setattr(asking, "SEARCH_PAUSE_S", 0.01)
 
 
-async def following(source: LeaderSearch) -> AsyncIterator[LeaderAt]:
+async def following(source: LeaderSearch) -> AsyncIterator[LeaderAddress]:
     async with aclosing(source.follow()) as heard:  # type: ignore[type-var]
         async with asyncio.timeout(60):
             async for each in heard:
@@ -53,26 +53,26 @@ async def test_any_manager_names_the_leader_and_the_addresses_of_others() -> Non
     managers.lead("a", 5, "b", "c")
     managers.answers["a"] = None
     heard = following(LeaderSearch(["dead", "b"], managers.ask))
-    assert await anext(heard) == LeaderAt("a", 5)
+    assert await anext(heard) == LeaderAddress("a", 5)
     managers.lead("c", 6, "a", "b")
     managers.answers["b"] = None
-    assert await anext(heard) == LeaderAt("c", 6), "the leader is not among the configured managers"
+    assert await anext(heard) == LeaderAddress("c", 6), "the leader is not among the configured managers"
 
 
 async def test_learned_addresses_are_kept_when_a_disconnected_manager_answers() -> None:
     managers = FakeManagers()
     managers.lead("a", 5, "b", "c")
     heard = following(LeaderSearch(["a"], managers.ask))
-    assert await anext(heard) == LeaderAt("a", 5)
+    assert await anext(heard) == LeaderAddress("a", 5)
     managers.answers["a"] = LeaderResponse()
     managers.lead("c", 6, "b")
-    assert await anext(heard) == LeaderAt("c", 6)
+    assert await anext(heard) == LeaderAddress("c", 6)
 
 
 async def test_a_leader_is_called_at_the_address_where_it_was_reached() -> None:
     managers = FakeManagers()
     managers.lead("a", 5)
-    assert await anext(following(LeaderSearch(["a"], managers.ask))) == LeaderAt("a", 5)
+    assert await anext(following(LeaderSearch(["a"], managers.ask))) == LeaderAddress("a", 5)
 
 
 async def test_the_leader_named_by_a_disconnected_manager_is_ignored() -> None:
@@ -82,10 +82,10 @@ async def test_the_leader_named_by_a_disconnected_manager_is_ignored() -> None:
     source = LeaderSearch(["new", "old"], managers.ask)
     heard = following(source)
     first = await anext(heard)
-    assert first == LeaderAt("new", 9) or await anext(heard) == LeaderAt("new", 9)
+    assert first == LeaderAddress("new", 9) or await anext(heard) == LeaderAddress("new", 9)
     source.search_now()
     managers.lead("old", 12, "new")
-    assert await anext(heard) == LeaderAt("old", 12)
+    assert await anext(heard) == LeaderAddress("old", 12)
 
 
 async def test_while_a_leader_is_known_one_manager_is_asked_at_a_time() -> None:
@@ -110,22 +110,22 @@ async def test_a_new_history_of_the_store_is_followed_and_the_former_is_ignored(
     managers.answers["old"] = LeaderResponse(is_leader=True, leader="old", epoch=40, history="h1")
     source = LeaderSearch(["a", "old"], managers.ask)
     heard = following(source)
-    while (first := await anext(heard)) != LeaderAt("a", 50, "h1"):
-        assert first == LeaderAt("old", 40, "h1")
+    while (first := await anext(heard)) != LeaderAddress("a", 50, "h1"):
+        assert first == LeaderAddress("old", 40, "h1")
     managers.answers["a"] = LeaderResponse(is_leader=True, leader="a", epoch=3, history="h2")
     managers.answers["old"] = LeaderResponse(is_leader=True, leader="old", epoch=60, history="h1")
     source.search_now()
     found = [await anext(heard)]
     managers.answers["a"] = LeaderResponse(is_leader=True, leader="a", epoch=4, history="h2")
-    while found[-1] != LeaderAt("a", 4, "h2"):
+    while found[-1] != LeaderAddress("a", 4, "h2"):
         source.search_now()
         found.append(await anext(heard))
-    assert LeaderAt("old", 60, "h1") not in found[found.index(LeaderAt("a", 3, "h2")) :]
+    assert LeaderAddress("old", 60, "h1") not in found[found.index(LeaderAddress("a", 3, "h2")) :]
 
 
 async def test_missing_answers_are_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ASK_S", 0.001)
-    monkeypatch.setattr(asking, "FAILED_ROUNDS", 2)
+    monkeypatch.setattr(asking, "ANSWER_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(asking, "MAX_FAILED_ROUNDS", 2)
     managers = FakeManagers()
     with capture_logs() as said:
         heard = following(LeaderSearch(["dead"], managers.ask))

@@ -10,7 +10,7 @@ from zmq.backend import Socket as RawSocket
 from benchmarks.waiting import until
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
-from penstock.wire.sockets import DRAIN_AT_ONCE, ZERO_COPY_BYTES, DealerSocket, RouterSocket
+from penstock.wire.sockets import MAX_READS_AT_ONCE, ZERO_COPY_BYTES, DealerSocket, RouterSocket
 from penstock.wire.zmq_endpoints import Endpoint
 
 
@@ -57,7 +57,7 @@ async def test_the_dealer_sends_first_and_is_answered_by_identity(folder: Path) 
 
 async def test_more_messages_than_one_drain_reads_arrive_in_order(folder: Path) -> None:
     pair = Pair(folder)
-    count = DRAIN_AT_ONCE * 3 + 5
+    count = MAX_READS_AT_ONCE * 3 + 5
     for number in range(count):
         pair.dealer.send([str(number).encode()])
     await pair.wait(pair.at_router, count)

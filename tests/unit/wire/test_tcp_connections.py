@@ -10,14 +10,14 @@ from contextlib import ExitStack
 import pytest
 
 from penstock.wire.tcp_connections import (
-    FILES,
+    OPEN_FILES_FOLDER,
     ConnectionCounter,
     abort_peer_connections,
     can_count,
     close_connection,
     close_peer_connections,
     close_port_connections,
-    own_sockets,
+    iterate_own_sockets,
 )
 
 Pair = tuple[socket.socket, socket.socket]
@@ -107,10 +107,10 @@ def test_known_connections_are_counted_while_no_descriptor_is_free(listening: so
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            os.listdir(FILES)
+            os.listdir(OPEN_FILES_FOLDER)
         found = counter.count()
         with ExitStack() as stack:
-            own = list(own_sockets(stack))
+            own = list(iterate_own_sockets(stack))
         close_port_connections(listening.getsockname()[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -27,7 +27,7 @@ from tests.heard import Heard
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
 LARGEST = Tensor(
-    "x", "UINT8", (job_messages.MAX_COMBINED_BYTES,), bytes(job_messages.MAX_COMBINED_BYTES)
+    "x", "UINT8", (job_messages.MAX_COMBINED_ENTRY_BYTES,), bytes(job_messages.MAX_COMBINED_ENTRY_BYTES)
 )  # sent together with others
 
 
@@ -158,7 +158,7 @@ async def test_answers_of_one_turn_are_sent_together_and_in_order(gateway: Gatew
     found = [(each.job_id, each.is_partial, each.failure.code, len(each.outputs)) for each in header.results.results]
     assert found == [(1, True, "", 1), (2, True, "", 1), (1, False, "", 1), (2, False, "queue_timeout", 0)]
     assert len(message) == 1
-    assert job_messages.small_response(header.results.results[0]).outputs == [TENSOR]
+    assert job_messages.decode_small_response(header.results.results[0]).outputs == [TENSOR]
     assert len(gateway.link) == 0
     last = await gateway.send_job(3)
     last.reply(last, [TENSOR])
@@ -169,11 +169,11 @@ async def test_answers_of_one_turn_are_sent_together_and_in_order(gateway: Gatew
 
 async def test_answers_too_large_for_one_message_are_sent_in_several(gateway: Gateway) -> None:
     gateway.send(welcome=pb.Welcome(takes_results=True))
-    jobs = [await gateway.send_job(number) for number in range(job_messages.MAX_COMBINED + 20)]
+    jobs = [await gateway.send_job(number) for number in range(job_messages.MAX_COMBINED_ENTRIES + 20)]
     for job in jobs:
-        job.reply(job, [TENSOR if job.job_id < job_messages.MAX_COMBINED + 1 else LARGEST])
+        job.reply(job, [TENSOR if job.job_id < job_messages.MAX_COMBINED_ENTRIES + 1 else LARGEST])
     counts = [len((await gateway.get("results"))[0].results.results) for _ in range(3)]
-    assert counts == [job_messages.MAX_COMBINED, 16, 4]
+    assert counts == [job_messages.MAX_COMBINED_ENTRIES, 16, 4]
 
 
 async def test_jobs_in_one_message_are_taken_in_order(gateway: Gateway) -> None:

@@ -25,7 +25,7 @@ from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import job_messages
-from penstock.wire.channels import MANAGER_CHANNEL, PLAIN, Channels, Options
+from penstock.wire.channels import MANAGER_CHANNEL_OPTIONS, PLAIN_CHANNELS, Channels, Options
 from penstock.wire.encodings import decode_description
 from penstock.wire.leader_connection import FixedLeader, Leader
 from penstock.wire.sockets import RouterSocket
@@ -180,7 +180,7 @@ async def test_a_restarted_manager_accepts_the_worker_as_it_is(cluster: Cluster)
 async def test_a_removed_worker_finishes_its_jobs_and_leaves(cluster: Cluster) -> None:
     await cluster.manager.control.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
     control = cluster.manager.control
-    service = ClusterService(control, cluster.manager.deployer, Overview(control), PLAIN)
+    service = ClusterService(control, cluster.manager.deployer, Overview(control), PLAIN_CHANNELS)
     answer = await service.RemoveWorker(RemoveWorkerRequest(worker_id="worker-7"), None)
     assert not answer.HasField("failure")
     assert cluster.running is not None
@@ -226,7 +226,7 @@ def busy_manager(monkeypatch: pytest.MonkeyPatch) -> None:
 class OwnConnections(Channels):
     """Channels that do not share one connection, like those of separate processes."""
 
-    def open(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
+    def open(self, address: str, options: Options = MANAGER_CHANNEL_OPTIONS) -> Any:
         return super().open(address, (*options, ("grpc.use_local_subchannel_pool", 1)))
 
 

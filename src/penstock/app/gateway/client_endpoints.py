@@ -29,7 +29,7 @@ from penstock.telemetry.metrics import shared_registry
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.leader_connection import Leader
-from penstock.wire.sockets import host_identity
+from penstock.wire.sockets import read_host_identity
 
 if TYPE_CHECKING:
     import uvicorn
@@ -94,9 +94,9 @@ class ClientEndpoints:
         calls.
         """
         # Imported here, because a worker's direct endpoint does not need these modules.
-        from penstock.endpoints.http.http_guard import HttpGuard, machine_names
+        from penstock.endpoints.http.http_guard import HttpGuard, list_machine_names
         from penstock.features.live.streams import LiveStreams
-        from penstock.gateway.http_app import build_http_app, http_server
+        from penstock.gateway.http_app import build_http_app, create_http_server
 
         config, limits, catalogue = self._config, self._config.limits, self._catalogue
         memory = SharedMemory(
@@ -105,7 +105,7 @@ class ClientEndpoints:
             is_allowed=config.allow_shared_memory,
         )
         # Clients of a loopback endpoint run on this machine.
-        host = host_identity() if config.is_local else ""
+        host = read_host_identity() if config.is_local else ""
         direct = None if discover is None else DirectGrpc(self._serving.resolver, discover, host)
         is_behind_edge = self._edge is not None
         edge = OipGrpc(self._serving, catalogue, self._guard, memory, self._large, is_behind_edge)
@@ -127,7 +127,7 @@ class ClientEndpoints:
             catalogue,
             limits,
             lambda: shared_registry(metrics),
-            HttpGuard(config, self._guard, machine_names()),
+            HttpGuard(config, self._guard, list_machine_names()),
             self._live,
             memory,
             self._large,
@@ -136,7 +136,7 @@ class ClientEndpoints:
             self._requests,
         )
         certificates = NO_CERTIFICATES if is_behind_edge else self._certificates
-        self._http = http_server(app, limits, self._serving.admission, certificates, is_behind_edge)
+        self._http = create_http_server(app, limits, self._serving.admission, certificates, is_behind_edge)
         self._serving_http = asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http")
         return port
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.core.error_text import printable
+from penstock.core.error_text import escape_control_characters
 from penstock.core.errors import DeadlineExceeded
 from penstock.terminal.progress import show_steps
 
@@ -27,7 +27,7 @@ class TextPrinter:
             return
         self._last = text[-1]
         if self._is_terminal:
-            text = "".join([char if char in BREAKS else printable(char) for char in text])
+            text = "".join([char if char in BREAKS else escape_control_characters(char) for char in text])
         self._out.write(text)
         self._out.flush()
 

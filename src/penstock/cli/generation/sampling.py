@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from penstock.core.error_text import plain_cause
+from penstock.core.error_text import explain_cause
 from penstock.core.errors import InvalidRequest
 from penstock.terminal.access import with_options
 from penstock.terminal.command_files import read_bytes
@@ -119,7 +119,7 @@ def _read_format(given: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"--response-format {given}: not valid JSON: {plain_cause(error)}") from error
+        raise InvalidRequest(f"--response-format {given}: not valid JSON: {explain_cause(error)}") from error
     if not isinstance(found, dict):
         raise InvalidRequest(f'--response-format {given}: must be an object like {{"type": "json_object"}}')
     return found if "type" in found else {"type": "json_schema", "json_schema": {"name": "answer", "schema": found}}

@@ -1,4 +1,4 @@
-"""The API keys of a cluster, as guards receive them."""
+"""The API keys of a cluster, in the form that the manager sends to gateways and workers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,10 +22,10 @@ class AccessView:
 
 
 NO_KEYS = AccessView()
-SAME_CLOCK_S = 2.0  # networks and busy processes cause smaller differences
+CLOCK_TOLERANCE_S = 2.0  # networks and busy processes cause smaller differences
 
 
-def clock_ahead_s(manager_s: float, own_s: float) -> float:
+def compute_clock_ahead_s(manager_s: float, own_s: float) -> float:
     """Return by how much the manager's clock is ahead; 0 if the clocks agree or `manager_s` is 0 (unknown)."""
     ahead_s = manager_s - own_s if manager_s else 0.0
-    return ahead_s if abs(ahead_s) > SAME_CLOCK_S else 0.0
+    return ahead_s if abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 WILDCARDS = ("0.0.0.0", "::", "*")  # all addresses of the machine: for listening only, not for connecting
-LOCAL = "localhost"
+LOCALHOST = "localhost"
 
 
 class Address(NamedTuple):
@@ -46,6 +46,6 @@ def parse_address(text: str) -> Address:
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach the host; False for every host name except localhost."""
     try:
-        return host == LOCAL or ip_address(host).is_loopback
+        return host == LOCALHOST or ip_address(host).is_loopback
     except ValueError:
         return False

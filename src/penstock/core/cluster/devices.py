@@ -29,7 +29,7 @@ class DeviceStatus:
 
 
 def merge_devices(seen: Iterable[tuple[str, WorkerDevice]]) -> list[DeviceStatus]:
-    """Return each device once. `seen` has pairs of a worker's id and a device that the worker sees."""
+    """Merge the reports of devices that several workers share. `reports` has pairs of a worker's id and its report."""
     ordered = sorted(seen, key=lambda each: (each[1].uuid, each[0]))
     return [_merge_reports([*group]) for _, group in groupby(ordered, key=lambda each: each[1].uuid)]
 

@@ -1,4 +1,4 @@
-"""The interface between a worker and its direct endpoint in one process; neither imports the other."""
+"""The interface between a worker and the endpoint for direct clients in the same process."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from penstock.core.statistics import BlockStatistics
 
 
 class LocalOffer(NamedTuple):
-    """A block on the worker, and the number of jobs that the direct endpoint may send to the block."""
+    """A block that the worker offers to run, and the number of jobs that it accepts for the block at once."""
 
     block: BlockDescription
     credits: int
@@ -32,7 +32,7 @@ class LocalTask:
 
 
 class LocalReceiver(Protocol):
-    """Receives the worker's events. The worker never calls the receiver while it handles a call of the receiver."""
+    """Receives a worker's events. The worker never calls the receiver from within a call that the receiver made."""
 
     def offered(self, offers: Sequence[LocalOffer]) -> None:
         """Replace the list of offered blocks."""
@@ -46,7 +46,7 @@ class LocalReceiver(Protocol):
 
 
 class LocalWorker(Protocol):
-    """The interface of a worker to the direct endpoint in the worker's process."""
+    """The methods of a worker that the endpoint for direct clients in the worker's process calls."""
 
     worker_id: str
 

@@ -2,8 +2,8 @@
 
 from penstock.core.blocks import StoredValue
 
-LEADER = "leader"  # the key of the leader's record, under the leader's lease
-MANAGERS = "managers/"  # prefix of the keys of managers' records, each under the manager's lease
+LEADER_KEY = "leader"  # the key of the leader's record, under the leader's lease
+MANAGERS_PREFIX = "managers/"  # prefix of the keys of managers' records, each under the manager's lease
 
 
 class ManagerRecord(StoredValue):

@@ -14,15 +14,15 @@ PARTITIONS = 4096
 Scores = NDArray[np.uint64]
 
 
-def partition_of(key: str) -> int:
-    return digest(key) % PARTITIONS
+def compute_partition(key: str) -> int:
+    return compute_digest(key) % PARTITIONS
 
 
-def digest(text: str) -> int:
+def compute_digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-def scores(seeds: list[int], partitions: NDArray[np.int64]) -> Scores:
+def compute_scores(seeds: list[int], partitions: NDArray[np.int64]) -> Scores:
     """Return the splitmix64 hash of each pair of seed and partition. A seed is the digest of a name."""
     steps: Scores = partitions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed: Scores = np.array(seeds, np.uint64)[:, None] + steps[None, :]
@@ -31,18 +31,18 @@ def scores(seeds: list[int], partitions: NDArray[np.int64]) -> Scores:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def owner_of(names: Iterable[str], key: str) -> str:
+def find_owner(names: Iterable[str], key: str) -> str:
     """Return the name that owns the key; empty if `names` is empty."""
-    return _owner_at(list(names), partition_of(key))
+    return _find_partition_owner(list(names), compute_partition(key))
 
 
-def _owner_at(names: Sequence[str], partition: int) -> str:
+def _find_partition_owner(names: Sequence[str], partition: int) -> str:
     if not names:
         return ""
-    return names[int(scores([digest(name) for name in names], np.array([partition]))[:, 0].argmax())]
+    return names[int(compute_scores([compute_digest(name) for name in names], np.array([partition]))[:, 0].argmax())]
 
 
-class Owners:
+class SessionOwners:
     """Finds the gateway that owns a session.
 
     The sessions of a gateway that leaves are divided among the other gateways; a new gateway gets a share of all
@@ -56,7 +56,7 @@ class Owners:
 
     def of(self, session_id: str) -> str:
         """Return the gateway that owns a session; empty if there are no gateways."""
-        partition = partition_of(session_id)
+        partition = compute_partition(session_id)
         if partition not in self._by_partition:
-            self._by_partition[partition] = _owner_at(self.gateways, partition)
+            self._by_partition[partition] = _find_partition_owner(self.gateways, partition)
         return self._by_partition[partition]

@@ -1,4 +1,4 @@
-"""Routes: the blocks that serve a model name, their shares, and the block that gets copies of the name's requests."""
+"""Routes: the blocks that serve a model name, their shares of the requests, and the block that gets copies."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 Sticky = Literal["none", "key", "session"]
 
 
-class Share(NamedTuple):
+class BlockShare(NamedTuple):
     block_id: str
     weight: float  # relative to the route's other shares; 0: the block keeps its sessions and gets no new sessions
 
@@ -16,7 +16,7 @@ class NameRoute:
     """The route of a model name. Without a route the newest ready version serves the name."""
 
     name: str
-    shares: tuple[Share, ...]
+    shares: tuple[BlockShare, ...]
     sticky: Sticky = "none"  # whether requests of the same caller use the same block; those of a session always do
     key: str = ""  # the request parameter that identifies callers for `sticky: key`
     shadow: str = ""  # a block that gets copies of requests; its answers are dropped
@@ -35,7 +35,7 @@ class NameRoute:
 
     @property
     def is_split(self) -> bool:
-        """True if a block must be chosen for each request, so that no request may bypass the choice."""
+        """True if several blocks share the requests, so that a block must be chosen for each request."""
         return len(self.shares) != 1 or bool(self.shadow or self.trial)
 
     def block_ids(self) -> set[str]:

@@ -16,15 +16,15 @@ from fastapi.responses import Response
 from penstock.core.principals import ANY_SCOPE
 from penstock.endpoints.http.openapi import Admit, guard_handler
 
-FILES = {  # from the package fastapi-swagger, so that the page loads nothing from other servers
+PAGE_FILES = {  # from the package fastapi-swagger, so that the page loads nothing from other servers
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
     "favicon-32x32.png": "image/png",
 }
-OPTIONS = {"docExpansion": "list", "filter": True, "displayRequestDuration": True, "persistAuthorization": True}
+PAGE_OPTIONS = {"docExpansion": "list", "filter": True, "displayRequestDuration": True, "persistAuthorization": True}
 
 
-def reference_routes(make: Callable[[], Awaitable[dict[str, Any]]], admit: Admit) -> APIRouter:
+def create_reference_routes(make: Callable[[], Awaitable[dict[str, Any]]], admit: Admit) -> APIRouter:
     """Return the routes of the API reference. `make` builds the OpenAPI document at the first request."""
     document: list[bytes] = []
 
@@ -39,7 +39,7 @@ def reference_routes(make: Callable[[], Awaitable[dict[str, Any]]], admit: Admit
 
     router = APIRouter(redirect_slashes=False)
     handlers = {"/openapi.json": openapi, "/docs": docs} | {
-        f"/docs/{name}": partial(_serve_file, name) for name in FILES
+        f"/docs/{name}": partial(_serve_file, name) for name in PAGE_FILES
     }
     for path, handler in handlers.items():
         router.add_api_route(path, guard_handler(handler, ANY_SCOPE, admit), methods=["GET"], include_in_schema=False)
@@ -47,7 +47,7 @@ def reference_routes(make: Callable[[], Awaitable[dict[str, Any]]], admit: Admit
 
 
 async def _serve_file(name: str, request: Request) -> Response:
-    return Response(_read_file(name), headers={"cache-control": "max-age=86400"}, media_type=FILES[name])
+    return Response(_read_file(name), headers={"cache-control": "max-age=86400"}, media_type=PAGE_FILES[name])
 
 
 @cache
@@ -58,14 +58,16 @@ def _read_file(name: str) -> bytes:
 @cache
 def _build_page() -> tuple[bytes, str]:
     """Return Swagger UI's page and its content security policy, which allows only this page's own script."""
-    script, style, icon = (f"docs/{name}" for name in FILES)  # relative: the server may be behind a path of a proxy
+    script, style, icon = (
+        f"docs/{name}" for name in PAGE_FILES
+    )  # relative: the server may be behind a path of a proxy
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="Penstock API",
         swagger_js_url=script,
         swagger_css_url=style,
         swagger_favicon_url=icon,
-        swagger_ui_parameters=OPTIONS,
+        swagger_ui_parameters=PAGE_OPTIONS,
     ).body
     own = re.search(rb"<script>(.*?)</script>", bytes(page), re.DOTALL)
     assert own is not None

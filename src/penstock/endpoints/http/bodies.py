@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import InvalidRequest, RequestTooLarge
 from penstock.endpoints.json_size import check_json_nesting
 
@@ -16,7 +16,7 @@ PIECE_BYTES = 512 * 1024
 MAX_DOCUMENT_BYTES = 3 * 1024 * 1024  # most documents become gRPC messages, which have at most 4 MiB
 
 
-async def pieces_of(request: Request) -> AsyncIterator[bytes]:
+async def read_pieces(request: Request) -> AsyncIterator[bytes]:
     """Yield the body in pieces of about PIECE_BYTES. If the client disconnects, yield the rest before raising."""
     stream = request.stream()
     held = bytearray()
@@ -36,10 +36,10 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
             raise failure
 
 
-async def document_of(request: Request) -> dict[str, Any]:
+async def read_json_document(request: Request) -> dict[str, Any]:
     """Return the body's JSON object; an empty body is an empty object."""
     body = b""
-    async for piece in pieces_of(request):
+    async for piece in read_pieces(request):
         body += piece
         if len(body) > MAX_DOCUMENT_BYTES:
             raise RequestTooLarge(f"the body is over {MAX_DOCUMENT_BYTES} bytes: send less")
@@ -53,8 +53,8 @@ async def document_of(request: Request) -> dict[str, Any]:
     return document
 
 
-async def body_of(request: Request, kind: type[B]) -> B:
+async def read_body_as(request: Request, kind: type[B]) -> B:
     try:
-        return kind.model_validate(await document_of(request))
+        return kind.model_validate(await read_json_document(request))
     except ValidationError as error:
-        raise InvalidRequest(first_problem(error, "the body")) from error
+        raise InvalidRequest(describe_first_problem(error, "the body")) from error

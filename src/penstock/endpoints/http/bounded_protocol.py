@@ -17,14 +17,14 @@ import uvicorn
 
 from penstock.core.errors import HeadersTooLarge, InvalidRequest, Overloaded, PenstockError, TooSlow
 from penstock.endpoints import statuses
-from penstock.endpoints.connection_limits import UNCOUNTED_BYTES, ConnectionLimits, SendProgress, SlowConnection
-from penstock.endpoints.edge_identity import CLIENT, identity_of_headers
+from penstock.endpoints.connection_limits import MAX_UNCOUNTED_BYTES, ConnectionLimits, SendProgress, SlowConnection
+from penstock.endpoints.edge_identity import CLIENT_HEADER, read_header_identity
 from penstock.endpoints.http.http_guard import CERTIFICATE
 from penstock.endpoints.uvicorn_internals import STATUS_LINE, HttpToolsProtocol
-from penstock.wire.credentials.certificate_names import names_of_transport
+from penstock.wire.credentials.certificate_names import read_transport_names
 
 log = structlog.get_logger()
-PIPELINED = 128  # requests that a client may send ahead of an answer
+MAX_PIPELINED = 128  # requests that a client may send ahead of an answer
 LINGER_S = 2.0  # after a refusal, read and drop input for this time; otherwise the client might miss the refusal
 LINGER_BYTES = (
     1024 * 1024
@@ -68,7 +68,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if certificate := names_of_transport(transport):
+        if certificate := read_transport_names(transport):
             self._certificate = certificate
             self.app_state = {**self.app_state, CERTIFICATE: certificate}  # also passed on to a WebSocket
         address = self.client[0] if self.client else ""
@@ -138,10 +138,10 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
     def identify(self) -> None:
         """If the edge opened this connection, read the client's identity from the headers that the edge adds."""
         if self._connection_limits.is_behind_edge:
-            found = identity_of_headers(self.headers)
+            found = read_header_identity(self.headers)
             self.client = found.client
             self._certificate = found.certificate
-            self.app_state = {**self.app_state, CERTIFICATE: found.certificate, CLIENT: found.client}
+            self.app_state = {**self.app_state, CERTIFICATE: found.certificate, CLIENT_HEADER: found.client}
 
     def on_headers_complete(self) -> None:
         self.identify()
@@ -150,9 +150,9 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
             (self._is_bulky or self._header_bytes) and self._header_size() > self._limits.max_header_bytes
         ):
             self._refuse_in_parser(self._headers_too_large())
-        if len(self.pipeline) >= PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_in_parser(
-                Overloaded(f"{PIPELINED} requests already wait on this connection: wait for their answers")
+                Overloaded(f"{MAX_PIPELINED} requests already wait on this connection: wait for their answers")
             )
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
@@ -178,7 +178,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
     def check_framing(self, framing_bytes: int) -> None:
         """Check a chunked body after each part; `framing_bytes` are the part's bytes outside the chunks.
 
-        There may be no more bytes outside the chunks than in them, and no more trailers than headers are allowed.
+        Refuse the request if more bytes are outside the chunks than in them, or if trailers exceed the header limits.
         """
         if framing_bytes:
             self._framing_bytes += framing_bytes
@@ -194,13 +194,13 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
 
         Return whether this connection may continue.
         """
-        if self._body_bytes > UNCOUNTED_BYTES:
+        if self._body_bytes > MAX_UNCOUNTED_BYTES:
             self.hold_incoming(size)
         return self._phase is not Phase.REFUSED
 
     def request_complete(self) -> None:
         """Stop counting the body as incoming, because admission counts it from now on."""
-        if self._body_bytes > UNCOUNTED_BYTES:
+        if self._body_bytes > MAX_UNCOUNTED_BYTES:
             self._connection_limits.incoming.drop(self)
         cycle: Any = self.cycle
         self._phase = Phase.IDLE if cycle is not None and cycle.response_complete else Phase.SERVING
@@ -304,13 +304,13 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
 
     def body_of(self, error: PenstockError) -> object:
         """Return the JSON body of a refusal."""
-        return {"error": statuses.public_message(error)}
+        return {"error": statuses.make_public_message(error)}
 
     def _encode_refusal(self, error: PenstockError) -> bytes:
         body = orjson.dumps(self.body_of(error))
-        lines = "".join(f"{name}: {value}\r\n" for name, value in statuses.headers(error).items())
+        lines = "".join(f"{name}: {value}\r\n" for name, value in statuses.make_headers(error).items())
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{lines}\r\n"
-        return STATUS_LINE[statuses.http_code(error)] + head.encode() + body
+        return STATUS_LINE[statuses.get_http_code(error)] + head.encode() + body
 
 
 class BoundedServer(uvicorn.Server):

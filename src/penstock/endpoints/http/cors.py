@@ -6,7 +6,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-EXPOSED = (
+EXPOSED_HEADERS = (
     "etag",
     "location",
     "penstock-code",
@@ -20,8 +20,10 @@ EXPOSED = (
 )
 
 
-def with_cors(origins: Collection[str], app: ASGIApp) -> ASGIApp:
+def add_cors(origins: Collection[str], app: ASGIApp) -> ASGIApp:
     """Wrap the application in CORS handling; return it unchanged if no origin is allowed."""
     if not origins:
         return app
-    return CORSMiddleware(app, tuple(origins), METHODS, ("*",), allow_private_network=True, expose_headers=EXPOSED)
+    return CORSMiddleware(
+        app, tuple(origins), METHODS, ("*",), allow_private_network=True, expose_headers=EXPOSED_HEADERS
+    )

@@ -8,7 +8,7 @@ import orjson
 import structlog
 from fastapi.responses import Response
 
-from penstock.core.errors import BUG, InternalError, PenstockError
+from penstock.core.errors import BUG_MESSAGE, InternalError, PenstockError
 from penstock.endpoints.http.disconnect_watch import DisconnectWatch
 from penstock.endpoints.http.http_message import ClientLeft, Receive, Scope, Send
 
@@ -21,12 +21,12 @@ EVENT_HEADERS = {
 }
 
 
-def event(data: bytes) -> bytes:
+def encode_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def json_event(content: object) -> bytes:
-    return event(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
+def encode_json_event(content: object) -> bytes:
+    return encode_event(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 class EventStream(Response):
@@ -76,7 +76,7 @@ class EventStream(Response):
         except Exception as error:
             if not has_started:
                 raise
-            await self._send_part(send, self._encode_error(_as_penstock_error(error)))
+            await self._send_part(send, self._encode_error(_to_penstock_error(error)))
             await self._send_part(send, b"", is_last=True)
 
     def _start_message(self) -> dict[str, object]:
@@ -94,8 +94,8 @@ class EventStream(Response):
                 await send(message)
 
 
-def _as_penstock_error(error: Exception) -> PenstockError:
+def _to_penstock_error(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     log.error("bug", where="events", exc_info=error)
-    return InternalError(BUG)
+    return InternalError(BUG_MESSAGE)

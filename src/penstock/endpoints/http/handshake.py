@@ -12,15 +12,17 @@ from penstock.wire.credentials.certificates import Certificates, ClientAuth
 
 TLS_RECORD = 0x16  # the first byte of a TLS handshake
 HTTP_START = re.compile(rb"[A-Z]{3,7} ")
-EXPLANATION = b'{"error":{"code":"invalid_request","message":"this port uses TLS: write https:// instead of http://"}}'
-USE_TLS = (
+PLAIN_HTTP_ERROR = (
+    b'{"error":{"code":"invalid_request","message":"this port uses TLS: write https:// instead of http://"}}'
+)
+PLAIN_HTTP_ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(EXPLANATION), EXPLANATION)
+    b"content-length: %d\r\n\r\n%b" % (len(PLAIN_HTTP_ERROR), PLAIN_HTTP_ERROR)
 )
 CLOSE_S = 5.0  # time for the client to confirm the end of the TLS connection
 
 
-def with_tls(
+def add_tls(
     make: Callable[..., asyncio.Protocol],
     connection_limits: ConnectionLimits,
     certificates: Certificates,
@@ -85,7 +87,7 @@ class Handshake(SSLProtocol):
             start = bytes(buffer[: min(nbytes, 8)])
             if start[0] != TLS_RECORD and HTTP_START.match(start):
                 transport: Any = self._transport
-                transport.write(USE_TLS)
+                transport.write(PLAIN_HTTP_ANSWER)
                 transport.close()
                 return
         super().buffer_updated(nbytes)

@@ -1,4 +1,4 @@
-"""A role's health endpoint over HTTP: liveness, readiness and metrics, with small limits for every caller."""
+"""The HTTP health endpoint of a server process: liveness, readiness and metrics, with small limits for every caller."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.core.errors import BUG, InternalError, PenstockError
+from penstock.core.errors import BUG_MESSAGE, InternalError, PenstockError
 from penstock.core.principals import METRICS_SCOPES
 from penstock.endpoints import statuses
 from penstock.endpoints.http.http_guard import HttpGuard
@@ -33,10 +33,10 @@ class HealthApp:
         try:
             answer = await self._answer(scope)
         except PenstockError as error:
-            answer = _refusal_answer(error)
+            answer = _make_refusal(error)
         except Exception:
             log.exception("bug", where="health endpoint")
-            answer = _refusal_answer(InternalError(BUG))
+            answer = _make_refusal(InternalError(BUG_MESSAGE))
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope) -> Response:
@@ -60,5 +60,7 @@ class HealthApp:
                 return JSONResponse({"error": "unknown path: use /healthz, /readyz or /metrics"}, 404)
 
 
-def _refusal_answer(error: PenstockError) -> Response:
-    return JSONResponse({"error": statuses.public_message(error)}, statuses.http_code(error), statuses.headers(error))
+def _make_refusal(error: PenstockError) -> Response:
+    return JSONResponse(
+        {"error": statuses.make_public_message(error)}, statuses.get_http_code(error), statuses.make_headers(error)
+    )

@@ -20,13 +20,13 @@ from penstock.endpoints.credentials import Credentials
 from penstock.endpoints.guard import Guard
 
 Headers = Iterable[tuple[bytes, bytes]]
-READS = ("GET", "HEAD", "OPTIONS")
-ANY = "*"
+READ_METHODS = ("GET", "HEAD", "OPTIONS")
+ANY_ORIGIN = "*"
 CERTIFICATE = "certificate"  # the key of the names in the client's certificate, in the state of a connection
-LOCAL = "localhost"
-HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+?)\.?)(?::[0-9]{0,5})?")  # with a port, or without
-REMEMBERED = 64  # spellings of known hosts that are cached
-OWN_SITE = (
+LOCALHOST = "localhost"
+HOST_PATTERN = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+?)\.?)(?::[0-9]{0,5})?")  # with a port, or without
+MAX_CACHED_HOSTS = 64  # spellings of known hosts that are cached
+OWN_SITE_VALUES = (
     b"same-origin",
     b"none",
 )  # `Sec-Fetch-Site` of requests by this server's pages, and of addresses that the user typed
@@ -37,7 +37,7 @@ class HttpGuard:
         """Create a guard. `names`: the host names of this machine."""
         self.guard = guard
         self._is_local = config.is_local
-        self._names = {LOCAL, config.host.lower(), *(name.lower().rstrip(".") for name in config.allowed_hosts)}
+        self._names = {LOCALHOST, config.host.lower(), *(name.lower().rstrip(".") for name in config.allowed_hosts)}
         if not self._is_local:
             self._names.update(name.lower() for name in names)
         self._suffixes = tuple(name[1:] for name in self._names if name.startswith("*."))
@@ -55,12 +55,12 @@ class HttpGuard:
                     f"this server does not answer to the host '{_decode_text(host)}': call it by its address, or start "
                     "it with --allowed-host NAME (setting allowed_hosts)"
                 )
-        if method in READS or ANY in self.origins:
+        if method in READ_METHODS or ANY_ORIGIN in self.origins:
             return None
         if origins and all(_decode_text(origin).lower() in self.origins for origin in origins):
             return None
         foreign = [origin for origin in origins if not _is_own_origin(origin, hosts)]
-        if foreign or any(site.lower() not in OWN_SITE for site in sites):
+        if foreign or any(site.lower() not in OWN_SITE_VALUES for site in sites):
             page = f"pages of '{_decode_text(foreign[0])}'" if foreign else "pages of other sites"
             return Forbidden(
                 f"{page} may not call this server: start it with --allowed-origin ORIGIN (setting allowed_origins) if "
@@ -76,19 +76,19 @@ class HttpGuard:
 
     def admit_scope(self, scope: Mapping[str, Any], needs: Needs) -> Principal:
         """Like `admit`, for the scope of an ASGI request or WebSocket."""
-        return self.admit(scope["headers"], needs, certificate_of(scope))
+        return self.admit(scope["headers"], needs, get_certificate(scope))
 
     def answers_to(self, host: bytes) -> bool:
         """Return whether `host` is empty or a name of this server. Browsers always send a host; old clients may not."""
         if host in self._known:
             return True
-        is_known = not host or ANY in self._names or self._is_own_name(_decode_text(host).lower())
-        if is_known and len(self._known) < REMEMBERED:
+        is_known = not host or ANY_ORIGIN in self._names or self._is_own_name(_decode_text(host).lower())
+        if is_known and len(self._known) < MAX_CACHED_HOSTS:
             self._known.add(host)
         return is_known
 
     def _is_own_name(self, host: str) -> bool:
-        parts = HOST.fullmatch(host)
+        parts = HOST_PATTERN.fullmatch(host)
         if parts is None:
             return False
         name = parts[1] or parts[2]
@@ -102,13 +102,13 @@ class HttpGuard:
         return address.is_loopback or not self._is_local
 
 
-def certificate_of(scope: Mapping[str, Any]) -> tuple[str, ...]:
+def get_certificate(scope: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names in the client's certificate; an empty tuple without a certificate."""
     found: tuple[str, ...] = scope.get("state", {}).get(CERTIFICATE, ())
     return found
 
 
-def machine_names() -> tuple[str, ...]:
+def list_machine_names() -> tuple[str, ...]:
     name = socket.gethostname()
     return name, name.partition(".")[0]
 

@@ -20,8 +20,8 @@ Headers = dict[bytes, bytes]
 COMPRESS_FROM_BYTES = 4096  # smaller answers fit into a few packets anyway
 MAX_TIMEOUT_MS = 86_400_000
 JSON = b"application/json"
-OCTETS = b"application/octet-stream"
-MAX_RATIO = 200  # highest ratio of a body's size to its compressed size
+OCTET_STREAM = b"application/octet-stream"
+MAX_COMPRESSION_RATIO = 200  # highest ratio of a body's size to its compressed size
 UNCHECKED_BYTES = 4 * 1024 * 1024  # a body up to this size may have any ratio
 STEP_BYTES = 1024 * 1024
 ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
@@ -37,7 +37,7 @@ async def read_body(headers: Headers, receive: Receive, large: LargeMessagePool)
     """Return the whole body, decompressed. Raise RequestTooLarge as soon as it is known to be too large."""
     declared, max_bytes = headers.get(b"content-length", b""), large.limits.max_message_bytes
     if declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes):
-        raise too_large_error(max_bytes)
+        raise create_too_large_error(max_bytes)
     body = await read_chunks(receive, max_bytes)
     encoding = headers.get(b"content-encoding")
     if encoding is None or encoding == b"identity":
@@ -60,13 +60,13 @@ async def read_chunks(receive: Receive, max_bytes: int) -> bytes:
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > max_bytes:
-            raise too_large_error(max_bytes)
+            raise create_too_large_error(max_bytes)
         if not message.get("more_body", False):
             return b"".join([*chunks, chunk]) if chunks else chunk
         chunks.append(chunk)
 
 
-def too_large_error(max_bytes: int) -> RequestTooLarge:
+def create_too_large_error(max_bytes: int) -> RequestTooLarge:
     return RequestTooLarge(f"the body is over limits.max_message_bytes ({max_bytes}): send less")
 
 
@@ -79,7 +79,7 @@ class Decompression:
         self._encoding = encoding
         self._limit = max_bytes
         # A larger result is taken for a decompression bomb.
-        self.max_bytes = min(max_bytes, max(MAX_RATIO * len(body), UNCHECKED_BYTES))
+        self.max_bytes = min(max_bytes, max(MAX_COMPRESSION_RATIO * len(body), UNCHECKED_BYTES))
         self._stream = zlib.decompressobj(ZLIB_OR_GZIP)
         self._rest = body
         self._parts: list[bytes] = []
@@ -108,9 +108,11 @@ class Decompression:
         self._rest = self._stream.unconsumed_tail
         self._is_done = self._stream.eof or (not self._rest and len(part) < most_bytes)
         if self._size > self._limit:
-            raise too_large_error(self._limit)
+            raise create_too_large_error(self._limit)
         if self._size > self.max_bytes:
-            raise RequestTooLarge(f"the body is more than {MAX_RATIO} times its compressed size: send it uncompressed")
+            raise RequestTooLarge(
+                f"the body is more than {MAX_COMPRESSION_RATIO} times its compressed size: send it uncompressed"
+            )
 
 
 def parse_json(raw: bytes | memoryview, limits: Limits) -> Any:
@@ -132,17 +134,17 @@ def parse_object(raw: bytes | memoryview, limits: Limits) -> dict[str, Any]:
     return found
 
 
-def request_id(headers: Headers) -> str:
-    return read_request_id(headers.get(b"x-request-id", b""))
+def read_request_id(headers: Headers) -> str:
+    return parse_request_id(headers.get(b"x-request-id", b""))
 
 
-def read_request_id(found: bytes) -> str:
+def parse_request_id(found: bytes) -> str:
     if found and PRINTABLE.fullmatch(found) is None:
         raise InvalidRequest("x-request-id must be at most 256 printable ASCII characters without spaces")
     return found.decode()
 
 
-def timeout_s(headers: Headers) -> float | None:
+def read_timeout_s(headers: Headers) -> float | None:
     found = headers.get(b"x-request-timeout-ms")
     if found is None:
         return None
@@ -151,12 +153,12 @@ def timeout_s(headers: Headers) -> float | None:
     return int(found) / 1000
 
 
-def traceparent(headers: Headers) -> str:
+def read_traceparent(headers: Headers) -> str:
     found = headers.get(b"traceparent", b"")
     return found.decode() if PRINTABLE.fullmatch(found) else ""
 
 
-def content_type(headers: Headers) -> str:
+def read_content_type(headers: Headers) -> str:
     """Return the media type in lower case, without parameters; an empty string if the client sent none."""
     return headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower().decode("latin-1")
 

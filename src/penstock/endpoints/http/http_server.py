@@ -15,7 +15,7 @@ from penstock.endpoints import statuses
 from penstock.endpoints.connection_limits import ConnectionLimits
 from penstock.endpoints.held_bytes import Transit
 from penstock.endpoints.http.bounded_protocol import BoundedProtocol, BoundedServer
-from penstock.endpoints.http.handshake import with_tls
+from penstock.endpoints.http.handshake import add_tls
 from penstock.telemetry.repeated_log import RepeatedLog
 from penstock.wire.credentials.certificates import Certificates, ClientAuth
 
@@ -47,8 +47,8 @@ def serve_app(
         options = {"ws": partial(websocket, connection_limits), "ws_max_size": MAX_MESSAGE_BYTES}
     factory: Protocol = partial(protocol, connection_limits)
     if not is_behind_edge:
-        factory = with_tls(factory, connection_limits, certificates, client_auth)
-    server = uvicorn_server(app, factory, timeout_graceful_shutdown=CLOSE_S, **options)
+        factory = add_tls(factory, connection_limits, certificates, client_auth)
+    server = create_uvicorn_server(app, factory, timeout_graceful_shutdown=CLOSE_S, **options)
     serving = asyncio.create_task(server.serve(sockets=[opened]), name="http-app")
 
     async def close() -> None:
@@ -58,7 +58,7 @@ def serve_app(
     return close
 
 
-def uvicorn_server(app: ASGIApp, protocol: Protocol, **options: Any) -> BoundedServer:
+def create_uvicorn_server(app: ASGIApp, protocol: Protocol, **options: Any) -> BoundedServer:
     config = uvicorn.Config(
         cast("uvicorn._types.ASGIApplication", app),
         http=cast(type[asyncio.Protocol], protocol),
@@ -74,4 +74,4 @@ def uvicorn_server(app: ASGIApp, protocol: Protocol, **options: Any) -> BoundedS
 
 
 def _log_rejected(rejected: RepeatedLog, error: PenstockError) -> None:
-    rejected.add(code=error.code, error=statuses.public_message(error))
+    rejected.add(code=error.code, error=statuses.make_public_message(error))

@@ -19,10 +19,10 @@ class ManagerProtocol(BoundedProtocol):
         return self._phase is not Phase.REFUSED
 
     def body_of(self, error: PenstockError) -> object:
-        return {"error": {"code": error.code, "message": statuses.public_message(error)}}
+        return {"error": {"code": error.code, "message": statuses.make_public_message(error)}}
 
 
-def websocket(connection_limits: ConnectionLimits, **options: Any) -> Any:
+def create_websocket_protocol(connection_limits: ConnectionLimits, **options: Any) -> Any:
     from penstock.endpoints.http.websocket_protocol import StreamProtocol  # deferred: rarely needed
 
     return StreamProtocol(connection_limits, **options)

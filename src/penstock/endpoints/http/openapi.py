@@ -27,16 +27,16 @@ PRINCIPAL, ADMIT = (
     "principal",
     "admit",
 )  # keys in a request's scope: the caller, and a function that checks the caller again
-OPENAI = "/v1/"  # paths whose errors have the format of OpenAI's API
+OPENAI_PREFIX = "/v1/"  # paths whose errors have the format of OpenAI's API
 # How a key can be sent; each route lists the scopes of which its key needs one.
 SECURITY: Mapping[str, Any] = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     "basic": {"type": "http", "scheme": "basic", "description": "The key is the password"},
 }
-REF = "#/components/schemas/{model}"
-AS_JSON = ("metadata", "plan", "facts")  # fields of messages that are JSON themselves
-TYPES = {
+SCHEMA_REFERENCE = "#/components/schemas/{model}"
+JSON_FIELDS = ("metadata", "plan", "facts")  # fields of messages that are JSON themselves
+JSON_TYPES = {
     FieldDescriptor.TYPE_INT64: "integer",
     FieldDescriptor.TYPE_UINT64: "integer",
     FieldDescriptor.TYPE_UINT32: "integer",
@@ -68,7 +68,7 @@ class Route:
         return handler
 
 
-def routes_of(edge: object, tag: str, admit: Admit) -> APIRouter:
+def create_router(edge: object, tag: str, admit: Admit) -> APIRouter:
     """Return a router with the decorated methods of `edge`, in their order, because the first match is used."""
     router = APIRouter(tags=[tag], redirect_slashes=False)
     for name, method in vars(type(edge)).items():
@@ -105,7 +105,7 @@ def guard_handler(handler: Handler, needs: Needs, admit: Admit) -> Handler:
     return answer
 
 
-def principal_of(request: HTTPConnection) -> Principal:
+def get_principal(request: HTTPConnection) -> Principal:
     """Return the caller of a request that the guard admitted."""
     found: Principal = request.scope[PRINCIPAL]
     return found
@@ -116,35 +116,35 @@ def admit_again(request: HTTPConnection) -> None:
     request.scope[ADMIT]()
 
 
-def json_answer(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def make_json_answer(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(body, status, headers, "application/json")
 
 
-def path_names(request: Request) -> tuple[str, str]:
+def read_path_names(request: Request) -> tuple[str, str]:
     """Return the model and the version in the path; a missing part is an empty string."""
     found = request.path_params
     return found.get("model", ""), found.get("version", "")
 
 
-def models_of(*modules: ModuleType) -> list[type[BaseModel]]:
+def list_models(*modules: ModuleType) -> list[type[BaseModel]]:
     every = [found for module in modules for found in vars(module).values()]
     return [
         found for found in every if isinstance(found, type) and issubclass(found, BaseModel) and found is not BaseModel
     ]
 
 
-def openapi_document(
+def build_openapi_document(
     app: FastAPI, models: Sequence[type[BaseModel]], further: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return the application's OpenAPI document with the schemas of the models, and further schemas."""
     document = app.openapi()
-    _, definitions = models_json_schema([(found, "validation") for found in models], ref_template=REF)
+    _, definitions = models_json_schema([(found, "validation") for found in models], ref_template=SCHEMA_REFERENCE)
     document["components"] = {"schemas": {**further, **definitions["$defs"]}, "securitySchemes": SECURITY}
     return document
 
 
-def schemas_of(*descriptors: Any) -> dict[str, Any]:
+def build_schemas(*descriptors: Any) -> dict[str, Any]:
     """Return the JSON schemas of protobuf messages and of the messages in their fields, by name."""
     found: dict[str, Any] = {}
     for descriptor in descriptors:
@@ -167,11 +167,11 @@ def _describe_field(each: Any, found: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _describe_field(message.fields_by_name["value"], found)}
     if message is not None:
         _add_schema(message, found)
-        schema: dict[str, Any] = {"$ref": REF.format(model=message.name)}
-    elif each.name in AS_JSON:
+        schema: dict[str, Any] = {"$ref": SCHEMA_REFERENCE.format(model=message.name)}
+    elif each.name in JSON_FIELDS:
         schema = {"type": "object"}
     else:
-        schema = {"type": TYPES.get(each.type, "string")}
+        schema = {"type": JSON_TYPES.get(each.type, "string")}
     if each.is_repeated:
         return {"type": "array", "items": schema}
     return {"anyOf": [schema, {"type": "null"}]} if each.has_presence else schema
@@ -179,7 +179,7 @@ def _describe_field(each: Any, found: dict[str, Any]) -> dict[str, Any]:
 
 def _document_route(path: str, route: Route) -> dict[str, Any]:
     names = re.findall(r"{(\w+)(?::\w+)?}", path)
-    error = schemas.OpenAiError if path.startswith(OPENAI) else schemas.Error
+    error = schemas.OpenAiError if path.startswith(OPENAI_PREFIX) else schemas.Error
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
     ]
@@ -210,5 +210,5 @@ def _document_content(
 ) -> dict[str, Any]:
     found = dict(further or {})
     if model is not None:
-        found["application/json"] = {"schema": {"$ref": REF.format(model=model.__name__)}}
+        found["application/json"] = {"schema": {"$ref": SCHEMA_REFERENCE.format(model=model.__name__)}}
     return found

@@ -8,14 +8,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
-from penstock.core.errors import BUG, InternalError, PenstockError, RateLimited
+from penstock.core.errors import BUG_MESSAGE, InternalError, PenstockError, RateLimited
 from penstock.core.generation import CONTEXT_LENGTH
 from penstock.endpoints import statuses
 from penstock.endpoints.http.http_message import ClientLeft, Receive, Scope, Send
-from penstock.endpoints.http.openapi import OPENAI, json_answer
+from penstock.endpoints.http.openapi import OPENAI_PREFIX, make_json_answer
 
 PATH_CHARS = 200  # of the request's path in an error message
-OPENAI_TYPES = {
+OPENAI_ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -24,7 +24,7 @@ OPENAI_TYPES = {
 }
 
 
-def routed_app(title: str, version: str, websockets: str) -> FastAPI:
+def create_routed_app(title: str, version: str, websockets: str) -> FastAPI:
     """Return a FastAPI application with Penstock's errors and without documentation pages.
 
     `websockets` is a hint for the error at unknown WebSocket paths.
@@ -49,7 +49,7 @@ def routed_app(title: str, version: str, websockets: str) -> FastAPI:
         if scope["type"] != "websocket":
             raise HTTPException(404)
         message = f"there is no WebSocket at {scope['path'][:PATH_CHARS]}; {websockets}"
-        await WebSocket(scope, receive, send).send_denial_response(json_answer({"error": message}, 404))
+        await WebSocket(scope, receive, send).send_denial_response(make_json_answer({"error": message}, 404))
 
     app.router.default = not_found
     return app
@@ -62,11 +62,11 @@ async def refuse_call(error: PenstockError, scope: Scope, receive: Receive, send
 
 
 async def answer_error(request: HTTPConnection, error: Any) -> Response:
-    headers = statuses.headers(error)
+    headers = statuses.make_headers(error)
     if not error.is_retryable:
         headers["x-should-retry"] = "false"  # OpenAI's clients would try a 429 again
     if isinstance(error, RateLimited) and _is_openai(request):
-        headers |= statuses.openai_limit_headers(error.limit_statuses)
+        headers |= statuses.make_openai_limit_headers(error.limit_statuses)
     if error.reason == "offset":  # for clients of tus uploads
         headers |= {"tus-resumable": "1.0.0", "upload-offset": error.fields.get("offset", "")}
     if error.reason == "tus_version":
@@ -74,15 +74,15 @@ async def answer_error(request: HTTPConnection, error: Any) -> Response:
     if hasattr(request.state, "request_id"):
         headers["x-request-id"] = request.state.request_id
     if _is_openai(request):
-        return json_answer(openai_error(error), statuses.openai_code(error), headers)
-    return json_answer({"error": statuses.public_message(error)}, statuses.http_code(error), headers)
+        return make_json_answer(make_openai_error(error), statuses.get_openai_code(error), headers)
+    return make_json_answer({"error": statuses.make_public_message(error)}, statuses.get_http_code(error), headers)
 
 
-def openai_error(error: PenstockError) -> dict[str, object]:
+def make_openai_error(error: PenstockError) -> dict[str, object]:
     """Return an error in the JSON of OpenAI's API, for an answer or an event of a stream."""
     code = CONTEXT_LENGTH if error.reason == CONTEXT_LENGTH else error.code
-    return _openai_content(
-        statuses.openai_code(error), code, statuses.public_message(error), error.fields.get("parameter")
+    return _make_openai_content(
+        statuses.get_openai_code(error), code, statuses.make_public_message(error), error.fields.get("parameter")
     )
 
 
@@ -95,12 +95,12 @@ async def _answer_routing_error(request: Request, error: Any) -> Response:
     else:
         message = str(error.detail)
     code = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
-    content = _openai_content(error.status_code, code, message) if _is_openai(request) else {"error": message}
-    return json_answer(content, error.status_code, dict(error.headers or {}))
+    content = _make_openai_content(error.status_code, code, message) if _is_openai(request) else {"error": message}
+    return make_json_answer(content, error.status_code, dict(error.headers or {}))
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    return await answer_error(request, InternalError(BUG))
+    return await answer_error(request, InternalError(BUG_MESSAGE))
 
 
 async def _answer_client_left(request: Request, error: Exception) -> Response:
@@ -108,10 +108,10 @@ async def _answer_client_left(request: Request, error: Exception) -> Response:
 
 
 def _is_openai(request: HTTPConnection) -> bool:
-    found: bool = request.scope["path"].startswith(OPENAI)
+    found: bool = request.scope["path"].startswith(OPENAI_PREFIX)
     return found
 
 
-def _openai_content(status: int, code: str, message: str, param: str | None = None) -> dict[str, object]:
-    kind = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+def _make_openai_content(status: int, code: str, message: str, param: str | None = None) -> dict[str, object]:
+    kind = OPENAI_ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}

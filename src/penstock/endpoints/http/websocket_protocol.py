@@ -9,23 +9,25 @@ import orjson
 from websockets.frames import CloseCode, Frame
 
 from penstock.core.errors import PenstockError
-from penstock.endpoints.connection_limits import UNCOUNTED_BYTES, ConnectionLimits, SendProgress, SlowConnection
-from penstock.endpoints.edge_identity import CLIENT
+from penstock.endpoints.connection_limits import MAX_UNCOUNTED_BYTES, ConnectionLimits, SendProgress, SlowConnection
+from penstock.endpoints.edge_identity import CLIENT_HEADER
 from penstock.endpoints.uvicorn_internals import STATUS_LINE, WebSocketsSansIOProtocol
 
 GOING_AWAY = 1001
 NOT_TEXT = 1007
 NOT_ADMITTED = 1008
-REASON_CHARS = 100  # of the reason in a close frame
+MAX_REASON_CHARS = 100  # of the reason in a close frame
 PIECE_BYTES = 64 * 1024
 STEP_BYTES = 4096  # parsed at once, because this may already hold 700 frames
-FRAGMENTS = 64  # a message may have this many fragments of any size; with more, they must average FRAGMENT_BYTES
-FRAGMENT_BYTES = 1024
-CONTROLS = 64  # pings and pongs per second from one peer
+MAX_FREE_FRAGMENTS = (
+    64  # a message may have this many fragments of any size; with more, they must average FRAGMENT_BYTES
+)
+MIN_FRAGMENT_BYTES = 1024
+MAX_CONTROL_FRAMES = 64  # pings and pongs per second from one peer
 
 
 class _ShutdownMarker(str):
-    """The type of SHUTTING_DOWN, which is recognized by identity."""
+    """The type of the marker SHUTTING_DOWN, which is compared by identity (`is`)."""
 
 
 SHUTTING_DOWN = _ShutdownMarker()  # received in place of a message when the server shuts down
@@ -66,7 +68,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.client = self.app_state.get(CLIENT, self.client)  # behind the edge, the client that the edge names
+        self.client = self.app_state.get(CLIENT_HEADER, self.client)  # behind the edge, the client that the edge names
         address = self.client[0] if self.client else ""
         if self._connection_limits.try_open(address):
             self._address = address
@@ -84,7 +86,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
         self._received_at = self.loop.time()
         self._unparsed = self._unparsed + data if self._unparsed else data
         self._incoming_bytes += len(data)
-        if self._incoming_bytes > UNCOUNTED_BYTES:
+        if self._incoming_bytes > MAX_UNCOUNTED_BYTES:
             self.hold_incoming(len(data))
         self._parse()
         if not (self._unparsed or self.frames or self.conn.reader.buffer) and self.queue.empty():
@@ -110,7 +112,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
 
     def _message_taken(self) -> None:
         """Stop counting the received bytes, because decoding and admission count the message from now on."""
-        if self._incoming_bytes > UNCOUNTED_BYTES:
+        if self._incoming_bytes > MAX_UNCOUNTED_BYTES:
             self._connection_limits.incoming.drop(self)
         self._incoming_bytes = 0
 
@@ -123,9 +125,9 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         self._fragment_bytes += len(event.data)
         count = len(self.frames)
-        if count > FRAGMENTS and self._fragment_bytes < (count - FRAGMENTS) * FRAGMENT_BYTES:
+        if count > MAX_FREE_FRAGMENTS and self._fragment_bytes < (count - MAX_FREE_FRAGMENTS) * MIN_FRAGMENT_BYTES:
             self._close_with_error(
-                f"a message may have {FRAGMENTS} fragments; further ones must have {FRAGMENT_BYTES} bytes"
+                f"a message may have {MAX_FREE_FRAGMENTS} fragments; further ones must have {MIN_FRAGMENT_BYTES} bytes"
             )
         else:
             super().handle_cont(event)
@@ -142,15 +144,15 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
         if self._received_at - self._controls_since > 1.0:
             self._controls, self._controls_since = 0, self._received_at
         self._controls += 1
-        if self._controls > CONTROLS or not self.writable.is_set():
-            self._close_with_error(f"more than {CONTROLS} pings and pongs per second, or unread answers")
+        if self._controls > MAX_CONTROL_FRAMES or not self.writable.is_set():
+            self._close_with_error(f"more than {MAX_CONTROL_FRAMES} pings and pongs per second, or unread answers")
             return False
         return True
 
     def refuse(self, error: PenstockError) -> None:
         self._connection_limits.incoming.drop(self)
         if self.handshake_complete:
-            self._close_with_error(str(error)[:REASON_CHARS], CloseCode.TRY_AGAIN_LATER)
+            self._close_with_error(str(error)[:MAX_REASON_CHARS], CloseCode.TRY_AGAIN_LATER)
         else:
             self.transport.abort()
 
@@ -203,7 +205,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.receive", "text": SHUTTING_DOWN})
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """Abort the connection `close_timeout` after its close, because unread answers would keep it open forever."""
+        """Abort the connection `close_timeout` after closing starts, because unread answers would keep it open."""
         super().on_task_complete(task)
         self.loop.call_later(self.close_timeout, self.transport.abort)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from penstock.core.errors import from_code
+from penstock.core.errors import rebuild_error
 from penstock.core.generation import Delta, Generation, GenerationState, GenerationStep, Progress, Prompt, Sampling
 
 _STANDING = tuple(field.name for field in fields(GenerationState))
@@ -57,7 +57,7 @@ def _pack_progress(progress: Progress) -> tuple[Any, ...]:
 def _unpack_progress(
     number: int, deltas: list[Any], prompt_tokens: int, cached_tokens: int, error: list[Any], is_over: bool
 ) -> Progress:
-    failure = from_code(*error) if error else None
+    failure = rebuild_error(*error) if error else None
     return Progress(number, [_unpack_delta(*each) for each in deltas], prompt_tokens, cached_tokens, failure, is_over)
 
 

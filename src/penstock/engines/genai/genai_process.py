@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from penstock.core.error_text import shorten
-from penstock.core.errors import ConfigError, EngineFailed, WireError, from_code
+from penstock.core.errors import ConfigError, EngineFailed, WireError, rebuild_error
 from penstock.engines.hosting.hosted_process import HostedProcess, HostProgram
 from penstock.engines.hosting.process_usage import used_bytes
 from penstock.wire.ipc.ipc_messages import Envelope, Inbox, Message
@@ -125,7 +125,7 @@ class GenerationProcess:
         if answer.kind == "failed":
             fields = answer.fields
             self._end_reason = fields["message"]
-            raise from_code(fields["code"], fields["message"], {"reason": fields["reason"]})
+            raise rebuild_error(fields["code"], fields["message"], {"reason": fields["reason"]})
         if answer.kind != "loaded":
             raise ConfigError(f"the model's process answered 'load' with {answer.kind!r}, not with 'loaded'")
         self.facts = answer.fields

@@ -10,7 +10,7 @@ from typing import IO
 
 import structlog
 
-from penstock.core.error_text import tail
+from penstock.core.error_text import cut_to_last_lines
 
 LINES_PER_S = 50.0
 BURST_LINES = 200
@@ -77,7 +77,7 @@ class ModelOutput:
     def read_last_lines(self, timeout_s: float) -> str:
         """Return the last lines that the process wrote to stderr. Call this method after the process has ended."""
         self._thread.join(timeout_s)
-        return tail(self._streams[1].tail.decode("utf-8", "replace"))
+        return cut_to_last_lines(self._streams[1].tail.decode("utf-8", "replace"))
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from penstock.core.tensors import Array, fits
+from penstock.core.tensors import Array, is_shape_accepted
 from penstock.engines.checkpoint import Checkpoint, file_error, require_file
 
 # Names of a layer norm's parameters in checkpoints that come from TensorFlow.
@@ -73,7 +73,7 @@ class Weights:
                     tensor = self._tensors.get(full.removesuffix(new) + old)
         if tensor is None:
             raise file_error(self._path, f"has no tensor '{full}'")
-        if not fits(tensor.shape, shape):
+        if not is_shape_accepted(tensor.shape, shape):
             raise file_error(self._path, f"tensor '{name}' has shape {list(tensor.shape)}, expected {list(shape)}")
         return np.ascontiguousarray(tensor, dtype=np.float32)
 

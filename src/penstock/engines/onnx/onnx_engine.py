@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
-from penstock.core.error_text import first_line
+from penstock.core.error_text import get_first_line
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import GPU_ROWS, Signature, TokenRows
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
@@ -164,7 +164,7 @@ class OnnxEngine:
         except Exception as error:
             if (lack := as_out_of_memory(error, device)) is not None:
                 raise lack from error
-            reason = first_line(error) if kind == "cpu" else _error_end(error)
+            reason = get_first_line(error) if kind == "cpu" else _error_end(error)
             raise ConfigError(f"{self._spec.file}: ONNX Runtime cannot load it on {device}: {reason}") from error
         if provider not in sessions[0].get_providers():
             raise ConfigError(
@@ -203,11 +203,11 @@ class OnnxEngine:
         except InvalidTensor:
             raise
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
-            raise InvalidTensor(f"the model rejects this input: {first_line(error)}") from error
+            raise InvalidTensor(f"the model rejects this input: {get_first_line(error)}") from error
         except Exception as error:
             if (lack := as_out_of_memory(error, self._spec.device)) is not None:
                 raise lack from error
-            raise EngineFailed(f"ONNX Runtime failed: {first_line(error)}") from error
+            raise EngineFailed(f"ONNX Runtime failed: {get_first_line(error)}") from error
 
     def _get_binding(self, instance: int, index: int) -> DeviceBinding:
         binding = self._bindings.get(instance)

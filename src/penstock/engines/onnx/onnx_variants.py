@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from penstock.core.error_text import first_line
+from penstock.core.error_text import get_first_line
 from penstock.core.errors import ConfigError
 from penstock.engines.onnx.onnx_network import data_files, read_network
 
@@ -32,7 +32,7 @@ def converting_to(source: Path, target: Path, precision: str) -> Iterator[Path]:
     except ConfigError:
         raise
     except Exception as error:
-        message = f"{source}: cannot be converted to {precision}: {first_line(error)}"
+        message = f"{source}: cannot be converted to {precision}: {get_first_line(error)}"
         raise ConfigError(message, file=str(source)) from error
 
 

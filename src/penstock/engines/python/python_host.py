@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.core.error_text import shorten
 from penstock.core.errors import DeviceOutOfMemory, EngineFailed, InvalidRequest
-from penstock.core.packets import answer_arrays, packet_of
+from penstock.core.packets import pack_answer, unpack_packet
 from penstock.core.tensors import TensorSpec, to_array
 from penstock.engines.hosting.host_startup import take_over_descriptors
 from penstock.engines.out_of_memory import as_out_of_memory
@@ -130,7 +130,7 @@ class ModelHost:
     def _infer(self, message: Message) -> Message:
         context = self._begin_request(message)
         if self._takes_packets:
-            answer: object = answer_arrays(self._model.infer(packet_of(_to_arrays(message)), context))
+            answer: object = pack_answer(self._model.infer(unpack_packet(_to_arrays(message)), context))
         else:
             answer = self._model.infer(_to_arrays(message), context)
         return Message("answer", tensors=to_tensors(answer, self._outputs))

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from penstock.core.error_text import tail
+from penstock.core.error_text import cut_to_last_lines
 from penstock.core.errors import EngineFailed, InvalidTensor
 from penstock.core.requests import Parameter
-from penstock.core.tensors import Tensor, TensorSpec, fits, from_array
+from penstock.core.tensors import Tensor, TensorSpec, from_array, is_shape_accepted
 
 CLASS = "Model"  # in model.py
 MAX_SUMMARY_CHARS = 300
@@ -128,7 +128,7 @@ def _to_tensor(spec: TensorSpec, array: object) -> Tensor:
         raise _mismatch_error(f"output '{spec.name}' has an element that is neither bytes nor str") from None
     if tensor.datatype != spec.datatype:
         raise _mismatch_error(f"output '{spec.name}' is {tensor.datatype}; python.outputs says {spec.datatype}")
-    if not fits(tensor.shape, spec.shape):
+    if not is_shape_accepted(tensor.shape, spec.shape):
         raise _mismatch_error(
             f"output '{spec.name}' has shape {list(tensor.shape)}; python.outputs says {list(spec.shape)}"
         )
@@ -141,7 +141,7 @@ def describe(error: BaseException, ours: Sequence[str]) -> str:
     while at is not None and at.tb_frame.f_code.co_filename.startswith((*ours, "<frozen importlib")):
         at = at.tb_next
     summary = traceback.format_exception_only(error)[-1].strip()[:MAX_SUMMARY_CHARS]
-    return f"{summary}\n{tail(''.join(traceback.format_exception(type(error), error, at)))}"
+    return f"{summary}\n{cut_to_last_lines(''.join(traceback.format_exception(type(error), error, at)))}"
 
 
 def _mismatch_error(text: str) -> EngineFailed:

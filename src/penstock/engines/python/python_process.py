@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.error_text import shorten
-from penstock.core.errors import EngineFailed, from_code
+from penstock.core.errors import EngineFailed, rebuild_error
 from penstock.core.tensors import Tensor
 from penstock.engines.engine_options import PythonOptions
 from penstock.engines.engine_protocols import EngineSpec
@@ -103,7 +103,7 @@ class PythonProcess:
                 self._end_out_of_memory()
         if reply.kind == "failed":
             code, message, reason = (reply.fields[key] for key in ("code", "message", "reason"))
-            raise from_code(code, message, {"reason": reason} if reason else {})
+            raise rebuild_error(code, message, {"reason": reason} if reason else {})
         return reply
 
     def problem(self) -> str:

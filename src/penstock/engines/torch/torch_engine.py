@@ -11,7 +11,7 @@ import torch
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor, PenstockError
 from penstock.core.signature import GPU_ROWS, Signature, TokenRows
-from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec, fits
+from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec, is_shape_accepted
 from penstock.engines.availability import TORCH_FOLDERS, require_package
 from penstock.engines.engine_options import TorchOptions
 from penstock.engines.engine_protocols import EngineSpec
@@ -45,7 +45,7 @@ class _WritableArray:
 def check_input(spec: TensorSpec, array: Array) -> None:
     if array.dtype != NUMPY_TYPES[spec.datatype]:
         raise InvalidTensor(f"input '{spec.name}' has dtype {array.dtype}; the model takes {spec.datatype}")
-    if not fits(array.shape, spec.shape):
+    if not is_shape_accepted(array.shape, spec.shape):
         raise InvalidTensor(f"input '{spec.name}' has shape {list(array.shape)}; the model takes {list(spec.shape)}")
 
 
@@ -75,7 +75,7 @@ def to_array(spec: TensorSpec, found: Any, dtype: Any, is_converted: bool) -> Ar
         raise EngineFailed(
             f"output '{spec.name}' of the model is {found.dtype}, but torch.outputs says {spec.datatype}: correct it"
         )
-    if not fits(found.shape, spec.shape):
+    if not is_shape_accepted(found.shape, spec.shape):
         raise EngineFailed(
             f"output '{spec.name}' of the model has shape {list(found.shape)}, "
             f"but torch.outputs says {list(spec.shape)}: correct it"

@@ -25,8 +25,8 @@ from penstock.experiments.load.payloads import (
     text_pairs,
 )
 from penstock.experiments.load.tokens import parse_bounds
-from penstock.wire.channels import bearer
-from penstock.wire.credentials.client_tls import client_context
+from penstock.wire.channels import make_bearer_header
+from penstock.wire.credentials.client_tls import create_client_context
 from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles
 
 TIMEOUT_S = 60.0  # the server may have to load the model first
@@ -38,8 +38,8 @@ MOST_BYTES = 256 * 2**20  # size of all requests together, which the load genera
 def fetch_model_metadata(http: str, model: str, key: str = "", files: TlsFiles = NO_FILES) -> list[dict[str, Any]]:
     """Fetch the metadata of a served model, and return the model's inputs."""
     base = http if "://" in http else f"http://{http}"
-    request = Request(f"{base.rstrip('/')}/v2/models/{quote(model)}", headers=dict(bearer(key)))
-    context = client_context(files) if base.startswith("https:") else None
+    request = Request(f"{base.rstrip('/')}/v2/models/{quote(model)}", headers=dict(make_bearer_header(key)))
+    context = create_client_context(files) if base.startswith("https:") else None
     try:
         with urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
             inputs: list[dict[str, Any]] = json.load(answer)["inputs"]

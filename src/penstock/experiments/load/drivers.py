@@ -8,7 +8,7 @@ import grpc
 import httptools
 
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.wire.channels import PLAIN, Channels
+from penstock.wire.channels import PLAIN_CHANNELS, Channels
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -34,7 +34,9 @@ class Driver(Protocol):
 
 
 class UnaryDriver:
-    def __init__(self, target: str, messages: list[bytes], method: str = INFER, channels: Channels = PLAIN) -> None:
+    def __init__(
+        self, target: str, messages: list[bytes], method: str = INFER, channels: Channels = PLAIN_CHANNELS
+    ) -> None:
         self._messages = messages
         self._channel = channels.open(target, MESSAGE_OPTIONS)
         # Requests are serialized in advance and answers are not parsed, so that the client needs little CPU.
@@ -58,7 +60,7 @@ class StreamDriver:
 
     most = 4  # streams
 
-    def __init__(self, target: str, messages: list[bytes], channels: Channels = PLAIN) -> None:
+    def __init__(self, target: str, messages: list[bytes], channels: Channels = PLAIN_CHANNELS) -> None:
         self._messages = messages
         self._channel = channels.open(target, MESSAGE_OPTIONS)
         self._outboxes: list[asyncio.Queue[bytes]] = []

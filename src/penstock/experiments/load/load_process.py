@@ -29,7 +29,7 @@ from penstock.experiments.load.generation_drivers import (
 from penstock.experiments.load.latencies import Latencies
 from penstock.experiments.load.tokens import AnswerPace, TokenFigures
 from penstock.wire.channels import Channels
-from penstock.wire.credentials.client_tls import client_context
+from penstock.wire.credentials.client_tls import create_client_context
 from penstock.wire.credentials.tls_files import TlsFiles
 
 GRACE_S = 65.0  # for pending requests after the last window: longer than a driver's timeout
@@ -293,7 +293,7 @@ def read_messages(file: Path) -> list[bytes]:
 def _make_driver(spec: LoadSpec) -> Driver | TextDriver:
     messages, files, text = read_messages(Path(spec.messages)), TlsFiles(*spec.tls or ()), spec.text
     if spec.protocol == "rest":  # REST requests contain the key
-        context = client_context(files) if spec.tls is not None else None
+        context = create_client_context(files) if spec.tls is not None else None
         if text is not None:
             return CompletionsDriver(spec.target, messages, context, text.is_streamed)
         return RestDriver(spec.target, messages, context)

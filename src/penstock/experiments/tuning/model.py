@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.yaml_file import overlay
+from penstock.core.yaml_file import merge_settings
 from penstock.engines.availability import why_not
 from penstock.engines.onnx.onnx_variants import weighted_nodes
 from penstock.experiments.tuning.record import VariantRecord
@@ -124,7 +124,7 @@ class TuneModel:
             (found.setdefault(section, {}) if section else found)[name] = value
         _, of_file = self.source(candidate.variant)
         # The candidate sets the device and the number of instances, not its file.
-        return overlay({**found, **of_file, "instances": found.get("instances", {})}, AS_MEASURED)
+        return merge_settings({**found, **of_file, "instances": found.get("instances", {})}, AS_MEASURED)
 
     def source(self, variant: Variant) -> tuple[Path, Mapping[str, Any]]:
         """Return a variant's file, and the settings for it. Raise ConfigError if the model cannot be converted."""

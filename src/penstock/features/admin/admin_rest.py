@@ -20,9 +20,9 @@ from starlette.responses import Response
 
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.principals import ADMIN_SCOPES, METRICS_SCOPES, Needs
-from penstock.endpoints.http.bodies import body_of
+from penstock.endpoints.http.bodies import read_body_as
 from penstock.endpoints.http.openapi import Admit, Route, add_route
-from penstock.endpoints.paging import PAGING, cursor_of, limit_of, page_of
+from penstock.endpoints.paging import PAGING_PARAMETERS, make_page, read_cursor, read_limit
 from penstock.features.admin import admin_schemas as schemas
 from penstock.features.admin.manager_calls import ClusterCalls
 from penstock.features.admin.pages import documented, expected, page, plain, resource, resource_of
@@ -84,12 +84,12 @@ class CallRoute:
             binary_answer={}
             if self.status == 204
             else documented(self.answer_type.name, is_list=bool(self.order), **text),
-            query={**self.query, **PAGING} if self.order else self.query,
+            query={**self.query, **PAGING_PARAMETERS} if self.order else self.query,
             status=self.status,
         )
 
     async def message(self, request: Request) -> Message:
-        body = None if self.body is None else await body_of(request, self.body)
+        body = None if self.body is None else await read_body_as(request, self.body)
         if self.make_message is not None:
             return self.make_message(body)
         known = self.rpc.input_type.fields_by_name
@@ -129,16 +129,16 @@ def _item_range(request: Request) -> dict[str, Any]:
     """Return the request fields that select the numbered item in the path, or the items before the cursor."""
     if "number" in request.path_params:
         return {"limit": 1, "before": _parse_number(request) + 1}
-    before = cursor_of(request) or 0
+    before = read_cursor(request) or 0
     if not isinstance(before, int):
         raise InvalidRequest("the cursor belongs to another list: start again without a cursor")
-    return {"limit": limit_of(request), "before": before}
+    return {"limit": read_limit(request), "before": before}
 
 
 def _answer_history(found: Any, request: Request) -> Response:
     if "number" not in request.path_params:
         items = [plain(each) for each in reversed(found)]
-        return page_of(items, itemgetter("number") if len(items) == limit_of(request) else None)
+        return make_page(items, itemgetter("number") if len(items) == read_limit(request) else None)
     if not found or found[0].number != _parse_number(request):
         raise NotFound(f"there is no entry number {_parse_number(request)}, or it is too old to be stored")
     return resource_of(plain(found[0]), request)

@@ -14,14 +14,14 @@ from starlette.types import Scope as AsgiScope
 
 from penstock.core.config import SERVER_NAME
 from penstock.core.principals import Needs, Principal
-from penstock.endpoints.guard import declared_needs
+from penstock.endpoints.guard import get_declared_needs
 from penstock.endpoints.guarded_server import CurrentCall, current_call
 from penstock.endpoints.http import schemas as gateway_schemas
-from penstock.endpoints.http.api_reference import reference_routes
-from penstock.endpoints.http.cors import with_cors
+from penstock.endpoints.http.api_reference import create_reference_routes
+from penstock.endpoints.http.cors import add_cors
 from penstock.endpoints.http.http_guard import HttpGuard
-from penstock.endpoints.http.openapi import Admit, models_of, openapi_document, routes_of, schemas_of
-from penstock.endpoints.http.refusals import PATH_CHARS, refuse_call, routed_app
+from penstock.endpoints.http.openapi import Admit, build_openapi_document, build_schemas, create_router, list_models
+from penstock.endpoints.http.refusals import PATH_CHARS, create_routed_app, refuse_call
 from penstock.features.admin import admin_schemas as schemas
 from penstock.features.admin.admin_rest import CALLS, call_routes
 from penstock.features.admin.manager_calls import ClusterCalls
@@ -39,29 +39,29 @@ def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry:
     `registry` adds the routes of the model registry. Only a manager's endpoint has these routes and documentation
     pages.
     """
-    app = routed_app(f"{SERVER_NAME} administration", version, "the cluster has its own at /v1/admin/watch")
+    app = create_routed_app(f"{SERVER_NAME} administration", version, "the cluster has its own at /v1/admin/watch")
     routers = cluster_routers(calls, admit, registry)
     if registry is not None:
-        routers.append(reference_routes(partial(cluster_document, app), admit))
+        routers.append(create_reference_routes(partial(cluster_document, app), admit))
     for router in routers:
         for route in router.routes:
-            declared_needs(getattr(route, "endpoint", route))  # raises if a route declares no permission
+            get_declared_needs(getattr(route, "endpoint", route))  # raises if a route declares no permission
         app.include_router(router)
     return app
 
 
 def cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) -> list[APIRouter]:
-    routers = [routes_of(ModelsRest(calls), "Cluster", admit), *call_routes(calls, admit)]
+    routers = [create_router(ModelsRest(calls), "Cluster", admit), *call_routes(calls, admit)]
     if registry is not None:
-        routers.append(routes_of(registry, "Model registry", admit))
+        routers.append(create_router(registry, "Model registry", admit))
     return [*routers, WatchEdge(calls, admit).router()]
 
 
 async def cluster_document(app: FastAPI) -> dict[str, Any]:
-    models = [*models_of(schemas), *ERRORS]
+    models = [*list_models(schemas), *ERRORS]
     resources = [call.answer_type for table in CALLS.values() for call in table if call.status != 204]
-    answers = schemas_of(*resources, registry_pb2.ModelVersion.DESCRIPTOR)
-    return await asyncio.to_thread(openapi_document, app, models, {**answers, "Model": MODEL_SCHEMA})
+    answers = build_schemas(*resources, registry_pb2.ModelVersion.DESCRIPTOR)
+    return await asyncio.to_thread(build_openapi_document, app, models, {**answers, "Model": MODEL_SCHEMA})
 
 
 class ManagerApp:
@@ -69,7 +69,7 @@ class ManagerApp:
 
     def __init__(self, http_guard: HttpGuard, build: Callable[[Admit], FastAPI]) -> None:
         self._http_guard = http_guard
-        self._app = with_cors(http_guard.origins, build(self.admit))
+        self._app = add_cors(http_guard.origins, build(self.admit))
 
     def admit(self, connection: HTTPConnection, needs: Needs) -> Principal:
         scope = connection.scope

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.core.blocks import BlockRecord, Resources, WorkerRecord
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import InvalidRequest
 from penstock.pb.v1 import cluster_pb2 as pb
 
@@ -21,7 +21,7 @@ class _Changes(BaseModel):
         try:
             return cls.model_validate_json(document)
         except ValidationError as error:
-            raise InvalidRequest(first_problem(error, "the changes")) from error
+            raise InvalidRequest(describe_first_problem(error, "the changes")) from error
 
 
 class WorkerChanges(_Changes):
@@ -78,5 +78,5 @@ def spec_fields(spec: pb.BlockSpec) -> dict[str, Any]:
             weight=spec.weight if spec.HasField("weight") else 1.0,
         )
     except ValidationError as error:
-        raise InvalidRequest(f"the block cannot be deployed: {first_problem(error)}") from error
+        raise InvalidRequest(f"the block cannot be deployed: {describe_first_problem(error)}") from error
     return {name: getattr(record, name) for name in record.model_fields_set - {"model", "version"}}

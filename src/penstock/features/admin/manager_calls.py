@@ -16,10 +16,10 @@ from starlette.requests import HTTPConnection
 from penstock.client import faults
 from penstock.core.errors import Unavailable
 from penstock.endpoints.credentials import Credentials
-from penstock.endpoints.http.openapi import principal_of
+from penstock.endpoints.http.openapi import get_principal
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc, manager_pb2_grpc, registry_pb2_grpc
-from penstock.wire.leader_connection import Act, Leader
-from penstock.wire.manager_connection import ASKED_BY, CALLERS_KEY
+from penstock.wire.leader_connection import Leader, LeaderAction
+from penstock.wire.manager_connection import ASKED_BY_HEADER, CALLERS_KEY_HEADER
 
 STUBS = {
     "Cluster": cluster_pb2_grpc.ClusterStub,
@@ -106,7 +106,7 @@ class ClusterCalls:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _watch_leaders(self, act: Act[None]) -> None:
+    async def _watch_leaders(self, act: LeaderAction[None]) -> None:
         while True:
             await self._leader.run_once(act)
 
@@ -119,9 +119,9 @@ def _find_method(channel: grpc.aio.Channel, method: str) -> Any:
 
 def _caller_metadata(connection: HTTPConnection) -> tuple[tuple[str, bytes], ...]:
     keys = Credentials.of_headers(connection.scope["headers"]).keys
-    if keys and principal_of(connection).key_id:
-        return ((CALLERS_KEY, keys[0].encode("latin-1")),)
-    return ((ASKED_BY, principal_of(connection).name.encode()),)
+    if keys and get_principal(connection).key_id:
+        return ((CALLERS_KEY_HEADER, keys[0].encode("latin-1")),)
+    return ((ASKED_BY_HEADER, get_principal(connection).name.encode()),)
 
 
 def _raise_refusal(error: grpc.aio.AioRpcError) -> None:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from penstock.core.errors import UnknownModel
 from penstock.core.principals import ADMIN_SCOPES, METRICS_SCOPES
 from penstock.endpoints.http.openapi import Route
-from penstock.endpoints.paging import PAGING
+from penstock.endpoints.paging import PAGING_PARAMETERS
 from penstock.features.admin.admin_rest import CHANGE_S, ROOT
 from penstock.features.admin.manager_calls import ClusterCalls
 from penstock.features.admin.pages import documented, page, plain, resource_of
@@ -35,7 +35,7 @@ class ModelsRest:
         "List the models, with their versions in the registry and their deployed blocks",
         needs=METRICS_SCOPES,
         binary_answer=documented("Model", is_list=True),
-        query=PAGING,
+        query=PAGING_PARAMETERS,
     )
     async def models(self, request: Request) -> Response:
         return page(request, await self._fetch_models(request), lambda model: model["model"])

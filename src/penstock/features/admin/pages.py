@@ -10,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.core.errors import InvalidRequest
-from penstock.endpoints.http.openapi import AS_JSON, REF, json_answer
-from penstock.endpoints.paging import Order, cursor_of, limit_of, page_of
-from penstock.wire.plain_values import as_values
+from penstock.endpoints.http.openapi import JSON_FIELDS, SCHEMA_REFERENCE, make_json_answer
+from penstock.endpoints.paging import GetSortKey, make_page, read_cursor, read_limit
+from penstock.wire.plain_values import to_plain_values
 
 DIGEST_BYTES = 6
 
 
 def plain(message: Message) -> dict[str, Any]:
     """Convert a message to the plain values that REST and the watch send."""
-    found: dict[str, Any] = _to_plain(as_values(message))
+    found: dict[str, Any] = _to_plain(to_plain_values(message))
     return found
 
 
@@ -29,7 +29,7 @@ def resource(message: Message, request: Request, status: int = 200, **further: o
     return (
         _answer_tagged(values, message.etag, request, status)
         if hasattr(message, "etag")
-        else json_answer(values, status)
+        else make_json_answer(values, status)
     )
 
 
@@ -48,7 +48,7 @@ def _answer_tagged(values: dict[str, Any], tag: str, request: Request, status: i
         and _matches_any_tag(f'"{tag}"', request.headers.get("if-none-match", ""))
     ):
         return Response(status_code=304, headers=headers)
-    return json_answer(values, status, headers)
+    return make_json_answer(values, status, headers)
 
 
 def expected(request: Request) -> str:
@@ -56,20 +56,20 @@ def expected(request: Request) -> str:
     return request.headers.get("if-match", "").replace("W/", "")
 
 
-def page(request: Request, items: Iterable[dict[str, Any]], order: Order) -> Response:
+def page(request: Request, items: Iterable[dict[str, Any]], order: GetSortKey) -> Response:
     """Return an answer with the page of items that follows the request's cursor."""
-    limit, after = limit_of(request), cursor_of(request)
+    limit, after = read_limit(request), read_cursor(request)
     ordered = sorted(items, key=order)
     try:
         following = [item for item in ordered if after is None or order(item) > after]
     except TypeError as error:
         raise InvalidRequest("the cursor belongs to another list: start again without a cursor") from error
-    return page_of(following[:limit], order if len(following) > limit else None)
+    return make_page(following[:limit], order if len(following) > limit else None)
 
 
 def documented(name: str, *, is_list: bool = False, **further: Any) -> Mapping[str, Any]:
     """Return the OpenAPI schema of an answer: the message `name`, or a page of such messages."""
-    schema: dict[str, Any] = {"$ref": REF.format(model=name)}
+    schema: dict[str, Any] = {"$ref": SCHEMA_REFERENCE.format(model=name)}
     if is_list:
         cursor = {"type": ["string", "null"], "description": "Cursor of the next page; null: this is the last page"}
         fields = {"items": {"type": "array", "items": schema}, "next_cursor": cursor}
@@ -86,7 +86,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _parse_documents(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: values[name] for name in AS_JSON if isinstance(values.get(name), str | bytes)}
+    found = {name: values[name] for name in JSON_FIELDS if isinstance(values.get(name), str | bytes)}
     return {name: orjson.loads(value or b"{}") for name, value in found.items()}
 
 

@@ -15,7 +15,7 @@ from penstock.manager.publishing.etags import with_etag
 from penstock.manager.term import Load
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import manager_pb2
-from penstock.wire.encodings import encode_devices, encode_standing
+from penstock.wire.encodings import encode_devices, encode_generation_state
 
 MESSAGES = ("counts", "devices")  # fields of a load that are messages
 UNKNOWN = "unknown"  # the state of a worker or block at a manager that does not lead
@@ -88,7 +88,7 @@ class Statuses:
             requests=sum(each.requests for each in counts),
             errors=sum(each.errors for each in counts),
             latency_s=sum(each.latency_s for each in counts),
-            generation=encode_standing(reduce(add_states, standings) if standings else None),
+            generation=encode_generation_state(reduce(add_states, standings) if standings else None),
         )
         return with_etag(status, self._control.desired.revisions.get(BLOCKS + block.block_id, 0))
 

@@ -19,8 +19,8 @@ from penstock.core.errors import Forbidden, InvalidRequest, PenstockError, Refus
 from penstock.core.principals import ADMIN_SCOPES, METRICS_SCOPES, Principal
 from penstock.endpoints import statuses
 from penstock.endpoints.guard import needs_scope
-from penstock.endpoints.http.openapi import PRINCIPAL, Admit, json_answer
-from penstock.endpoints.http.websocket_protocol import GOING_AWAY, NOT_ADMITTED, REASON_CHARS, SHUTTING_DOWN
+from penstock.endpoints.http.openapi import PRINCIPAL, Admit, make_json_answer
+from penstock.endpoints.http.websocket_protocol import GOING_AWAY, MAX_REASON_CHARS, NOT_ADMITTED, SHUTTING_DOWN
 from penstock.features.admin.admin_rest import ROOT
 from penstock.features.admin.manager_calls import ClusterCalls
 from penstock.features.admin.pages import plain
@@ -54,8 +54,10 @@ class WatchEdge:
             if self._watches >= MAX_WATCHES:
                 raise Refused(f"{MAX_WATCHES} watches are open: close one, or try later")
         except PenstockError as error:
-            answer = json_answer(
-                {"error": statuses.public_message(error)}, statuses.http_code(error), statuses.headers(error)
+            answer = make_json_answer(
+                {"error": statuses.make_public_message(error)},
+                statuses.get_http_code(error),
+                statuses.make_headers(error),
             )
             await websocket.send_denial_response(answer)
             return
@@ -119,9 +121,9 @@ async def _close_websocket(websocket: WebSocket, ended: "asyncio.Task[Any]") -> 
     error = ended.exception()
     with suppress(RuntimeError, WebSocketDisconnect):  # the connection is closed already
         if isinstance(error, Unauthenticated | Forbidden):
-            await websocket.close(NOT_ADMITTED, statuses.public_message(error)[:REASON_CHARS])
+            await websocket.close(NOT_ADMITTED, statuses.make_public_message(error)[:MAX_REASON_CHARS])
         elif isinstance(error, PenstockError):
-            await websocket.close(GOING_AWAY, statuses.public_message(error)[:REASON_CHARS])
+            await websocket.close(GOING_AWAY, statuses.make_public_message(error)[:MAX_REASON_CHARS])
         elif error is None and ended.result():
             await websocket.close(GOING_AWAY, "this server is shutting down")
     if error is not None and not isinstance(error, PenstockError | TimeoutError | WebSocketDisconnect):

@@ -10,7 +10,7 @@ import structlog
 
 from penstock.core.config import AsyncSettings
 from penstock.core.errors import (
-    BUG,
+    BUG_MESSAGE,
     Cancelled,
     DeadlineExceeded,
     Draining,
@@ -138,7 +138,7 @@ class AsyncRequests:
             state, answer = AsyncState.FAILED, error_answer(late)
         except Exception:
             log.exception("bug", where="async_requests", path=record.path)
-            state, answer = AsyncState.FAILED, error_answer(InternalError(BUG))
+            state, answer = AsyncState.FAILED, error_answer(InternalError(BUG_MESSAGE))
         del self._running[record.request_id]
         try:
             await self._finish(record, state, answer)
@@ -167,5 +167,5 @@ class AsyncRequests:
 
 
 def error_answer(error: PenstockError) -> StoredAnswer:
-    body = orjson.dumps({"error": {"code": error.code, "message": statuses.public_message(error)}})
-    return StoredAnswer(statuses.http_code(error), "application/json", body)
+    body = orjson.dumps({"error": {"code": error.code, "message": statuses.make_public_message(error)}})
+    return StoredAnswer(statuses.get_http_code(error), "application/json", body)

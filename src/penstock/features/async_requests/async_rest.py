@@ -15,7 +15,7 @@ from penstock.core.errors import GatewayLost, PenstockError, RequestTooLarge
 from penstock.core.principals import INFERENCE_SCOPES
 from penstock.endpoints.http.http_guard import HttpGuard
 from penstock.endpoints.http.http_message import Receive, Scope, Send, read_chunks
-from penstock.endpoints.http.openapi import Route, json_answer, principal_of
+from penstock.endpoints.http.openapi import Route, get_principal, make_json_answer
 from penstock.endpoints.http.refusals import refuse_call
 from penstock.features.async_requests.async_records import AsyncRecord, AsyncState, StoredAnswer
 from penstock.features.async_requests.async_requests import AsyncRequests
@@ -44,7 +44,7 @@ def accepted(record: AsyncRecord) -> Response:
         "retry-after": str(RETRY_S),
         "preference-applied": RESPOND_ASYNC.decode(),
     }
-    return json_answer(record.document(), 202, headers)
+    return make_json_answer(record.document(), 202, headers)
 
 
 class AsyncRest:
@@ -62,7 +62,7 @@ class AsyncRest:
         answer=AsyncRequestState,
     )
     async def state(self, request: Request) -> Response:
-        return json_answer((await self._find_record(request)).document())
+        return make_json_answer((await self._find_record(request)).document())
 
     @Route(
         "GET",
@@ -94,10 +94,10 @@ class AsyncRest:
     async def cancel(self, request: Request) -> Response:
         record = await self._find_record(request)
         await self._requests.cancel(record)
-        return json_answer(record.document(), 202 if record.state is AsyncState.RUNNING else 200)
+        return make_json_answer(record.document(), 202 if record.state is AsyncState.RUNNING else 200)
 
     async def _find_record(self, request: Request) -> AsyncRecord:
-        return await self._requests.find(request.path_params["id"], principal_of(request))
+        return await self._requests.find(request.path_params["id"], get_principal(request))
 
 
 class AsyncResponder:

@@ -3,7 +3,7 @@
 from hashlib import blake2b
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.controls import NAMES
+from penstock.core.controls import CONTROL_NAMES
 from penstock.core.requests import InferRequest
 from penstock.features.cache.cached_answer import FORMAT
 
@@ -20,7 +20,7 @@ _FORMS = frozenset(
         "triton_enable_empty_final_response",
     }
 )
-_NOT_FOR_THE_MODEL = NAMES | _FORMS
+_NOT_FOR_THE_MODEL = CONTROL_NAMES | _FORMS
 
 
 class CacheKeys:

@@ -64,8 +64,8 @@ def decode(encoded: bytes) -> CachedAnswer:
         raise WireError(f"expected a result as a cached answer, got a {kind} message")
     result = frame.result
     return CachedAnswer(
-        job_messages.tensors(result.outputs, parts),
-        job_messages.parameters(result.parameters),
-        job_messages.timing(result),
+        job_messages.decode_tensors(result.outputs, parts),
+        job_messages.decode_parameters(result.parameters),
+        job_messages.decode_timing(result),
         True,
     )

@@ -18,7 +18,7 @@ from penstock.core.errors import (
     InvalidRequest,
     ModelNotReady,
     RequestTooLarge,
-    from_code,
+    rebuild_error,
 )
 from penstock.telemetry.background import BackgroundTasks
 
@@ -100,7 +100,7 @@ class Flights(Generic[T]):
                 raise flight.error
             if isinstance(flight.error, SHARED_ERRORS):
                 # A copy for each caller, because raising an exception changes it.
-                raise from_code(flight.error.code, flight.error.message, flight.error.fields) from flight.error
+                raise rebuild_error(flight.error.code, flight.error.message, flight.error.fields) from flight.error
             if self._clock() >= deadline:
                 raise _deadline_error()
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from penstock.core.blocks import SERVABLE, GatewayMember
 from penstock.core.cluster.addresses import parse_address
-from penstock.core.cluster.rendezvous import Owners
+from penstock.core.cluster.rendezvous import SessionOwners
 from penstock.core.cluster.routes import NameRoute
 from penstock.core.errors import InvalidRequest, Unauthenticated, Unavailable, UnknownModel
 from penstock.core.principals import Principal
@@ -111,7 +111,7 @@ class Discovery:
     def _find_owner(self, session: str) -> GatewayMember:
         desired = self._control.desired
         members = {member.gateway_id: member for member in desired.gateways.members()}
-        owner = members.get(Owners(desired.membership, members).of(session))
+        owner = members.get(SessionOwners(desired.membership, members).of(session))
         if owner is None or not owner.address:
             raise Unavailable("no gateway can own the session at the moment; try again")
         return owner

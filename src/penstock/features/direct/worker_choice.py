@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from penstock.core.cluster.addresses import is_loopback, parse_address
-from penstock.core.cluster.rendezvous import owner_of
+from penstock.core.cluster.rendezvous import find_owner
 
 
 class Distance(IntEnum):
@@ -32,7 +32,7 @@ def choose(candidates: Iterable[Candidate], session: str = "", avoid: Collection
     """
     found = [each for each in candidates if each.worker_id not in avoid]
     if session:
-        return owner_of(sorted(each.worker_id for each in found), session)
+        return find_owner(sorted(each.worker_id for each in found), session)
     best = min(found, key=lambda each: (not each.is_resident, each.distance, each.load, each.worker_id), default=None)
     return "" if best is None else best.worker_id
 

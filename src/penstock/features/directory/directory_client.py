@@ -9,8 +9,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from penstock.core.errors import BY_CODE, ConfigError, InvalidRequest, PenstockError, Unavailable, from_code
-from penstock.wire.credentials.client_tls import client_context
+from penstock.core.errors import ERRORS_BY_CODE, ConfigError, InvalidRequest, PenstockError, Unavailable, rebuild_error
+from penstock.wire.credentials.client_tls import create_client_context
 from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles
 
 CALL_S = 5.0
@@ -81,7 +81,9 @@ class DirectoryClient:
     def _open_connection(self) -> HTTPConnection:
         if not self._is_tls:
             return HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        return HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=client_context(self._files))
+        return HTTPSConnection(
+            self._host, self._port, timeout=self._timeout_s, context=create_client_context(self._files)
+        )
 
     def _send(self, connection: HTTPConnection, method: str, target: str, body: object) -> tuple[int, str, bytes]:
         began = time.monotonic()
@@ -110,8 +112,8 @@ class DirectoryClient:
 
 
 def _make_error(code: str, message: str, status: int, url: str) -> PenstockError:
-    if code in BY_CODE:
-        return from_code(code, message, {})
+    if code in ERRORS_BY_CODE:
+        return rebuild_error(code, message, {})
     kind = InvalidRequest if status < 500 else Unavailable
     return kind(f"{url} answered {status}: {message}")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.core.error_text import plain_cause
+from penstock.core.error_text import explain_cause
 from penstock.core.errors import InvalidRequest
 from penstock.terminal.access import Authority, KeyFile, read_settings, with_options
 from penstock.terminal.manager_options import print_done
@@ -114,7 +114,7 @@ def _read_object(text: str, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{what} is not JSON: {plain_cause(error)}") from error
+        raise InvalidRequest(f"{what} is not JSON: {explain_cause(error)}") from error
     if not isinstance(found, dict):
         raise InvalidRequest(f"{what} must be a JSON object, not {text[:80]}")
     return found

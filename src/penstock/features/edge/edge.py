@@ -15,7 +15,7 @@ from penstock.features.edge.envoy_process import EnvoyProcess
 from penstock.features.edge.envoy_shape import CertificateFiles, EdgePort, EdgeShape, TlsResources
 from penstock.features.edge.gateway_sockets import GatewaySockets
 from penstock.telemetry.background import BackgroundTasks
-from penstock.wire.credentials.certificates import LOOK_S, Certificates
+from penstock.wire.credentials.certificates import CHECK_S, Certificates
 
 FIGURES_S = 1.0
 
@@ -41,7 +41,7 @@ class Edge:
         await self.envoy.start(envoy_document(shape), threads=max(1, len(gateways)))
         self._tasks.supervise("edge-liveness", self.envoy.replace_if_hung, every=FIGURES_S)
         self._tasks.supervise("edge-figures", EdgeFigures(self.envoy, self._name).update, every=FIGURES_S)
-        self._tasks.supervise("edge-certificates", self._write_certificates, every=LOOK_S)
+        self._tasks.supervise("edge-certificates", self._write_certificates, every=CHECK_S)
 
     async def drain(self) -> None:
         """Ask clients to leave, and then close the ports; running requests continue."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.core.config import Limits
-from penstock.endpoints.http.handshake import EXPLANATION
+from penstock.endpoints.http.handshake import PLAIN_HTTP_ERROR
 from penstock.features.edge.envoy_http import STREAMS, http_manager, router
 from penstock.features.edge.envoy_shape import (
     TYPE,
@@ -115,7 +115,7 @@ def _inspector_filter(protocol: str) -> Document:
 def _plain_http_chain(shape: EdgeShape) -> Document:
     """Return the answer to plain HTTP/1 on a port with TLS. Other plain connections fail in the TLS handshake."""
     limits = shape.limits
-    refusal = {"status": 400, "body": {"inline_string": EXPLANATION.decode()}}
+    refusal = {"status": 400, "body": {"inline_string": PLAIN_HTTP_ERROR.decode()}}
     manager = {
         "@type": f"{TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "edge_plain",

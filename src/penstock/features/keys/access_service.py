@@ -7,7 +7,7 @@ from math import isfinite
 
 from pydantic import ValidationError
 
-from penstock.core.error_text import first_problem, plain_problem
+from penstock.core.error_text import describe_first_problem, describe_problem
 from penstock.core.errors import Forbidden, InvalidRequest
 from penstock.core.principals import ANYBODY, KeyLimits, Scope
 from penstock.endpoints.guard import needs_scope
@@ -67,7 +67,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         try:
             changes = KeyChanges.model_validate_json(request.changes)
         except ValidationError as error:
-            raise InvalidRequest(first_problem(error, "the key")) from error
+            raise InvalidRequest(describe_first_problem(error, "the key")) from error
         return pb.ChangeKeyResponse(key=self.status(await self._keys.change(request.key, changes, request.expected)))
 
     @needs_scope(Scope.ADMIN)
@@ -111,7 +111,7 @@ def _to_record(spec: pb.KeySpec) -> KeyRecord:
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InvalidRequest(f"{'.'.join(map(str, first['loc'])) or 'the key'}: {plain_problem(first)}") from error
+        raise InvalidRequest(f"{'.'.join(map(str, first['loc'])) or 'the key'}: {describe_problem(first)}") from error
 
 
 def _parse_scope(name: str) -> Scope:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from penstock.core.blocks import StoredValue
 from penstock.core.cluster.access_view import AccessView
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import Conflict, InvalidRequest, NameTaken, NotFound
 from penstock.core.principals import ANY_SCOPE, Principal
 from penstock.endpoints.guard import Guard
@@ -164,7 +164,7 @@ class Keys(ManagerFeature):
                     record = KeyRecord.model_validate_json(value)
                     found[record.key_id] = record
                 except ValidationError as error:
-                    log.warning("key_record_skipped", key=key, error=first_problem(error))
+                    log.warning("key_record_skipped", key=key, error=describe_first_problem(error))
         self._deleted = (self._deleted | self._records.keys()) - found.keys()
         self._records = found
         if SECRET in others and not self._given:

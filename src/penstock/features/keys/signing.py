@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from penstock.core.blocks import StoredValue
 from penstock.core.errors import PenstockError, Refused, Unavailable
-from penstock.endpoints.session_tokens import LIFE_S, SigningKey, public_key_of
+from penstock.endpoints.session_tokens import LIFETIME_S, SigningKey, derive_public_key
 from penstock.manager.control_plane import ControlPlane
 from penstock.manager.desired_state import Folded, encode
 from penstock.manager.feature import ManagerFeature
@@ -57,7 +57,7 @@ def public_keys(records: Sequence[SignerRecord]) -> dict[str, bytes]:
 
 def expired_signers(records: Sequence[SignerRecord], now: float) -> list[SignerRecord]:
     """Return the keys whose tokens have all expired, because a later key has signed for the lifetime of a token."""
-    return [record for record, later in pairwise(records) if now >= later.signs_from + LIFE_S + SKEW_S]
+    return [record for record, later in pairwise(records) if now >= later.signs_from + LIFETIME_S + SKEW_S]
 
 
 def current_signer(records: Sequence[SignerRecord], now: float) -> SignerRecord | None:
@@ -98,7 +98,7 @@ class Signing(ManagerFeature):
         made = SignerRecord(
             kid=f"sig-{secrets.token_hex(6)}",
             private=b64encode(private).decode(),
-            public=b64encode(public_key_of(private)).decode(),
+            public=b64encode(derive_public_key(private)).decode(),
             signs_from=at + PUBLISH_S if self._records else at,
         )
         await self._control.commit([Write(SIGNING + made.kid, encode(made))])

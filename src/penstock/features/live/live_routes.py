@@ -13,17 +13,17 @@ from penstock.core.errors import Forbidden, InvalidRequest, Unauthenticated
 from penstock.core.principals import METRICS_SCOPES
 from penstock.endpoints import statuses
 from penstock.endpoints.http import schemas
-from penstock.endpoints.http.event_stream import EVENT_STREAM, EventStream, event
+from penstock.endpoints.http.event_stream import EVENT_STREAM, EventStream, encode_event
 from penstock.endpoints.http.http_message import prefers_json
 from penstock.endpoints.http.openapi import (
-    REF,
+    SCHEMA_REFERENCE,
     Admit,
     Handler,
     Route,
     admit_again,
+    create_router,
     guard_handler,
-    json_answer,
-    routes_of,
+    make_json_answer,
 )
 from penstock.features.live import live_view
 from penstock.features.live.streams import LiveStreams, LiveWatch
@@ -46,7 +46,7 @@ PAGE_HEADERS = {
 DESCRIPTION = """Server-sent events. Each is a `LiveEvent` in JSON: what the whole server (all gateways and workers) did
 since the previous event, and its current state. The first event comes after one interval, or at once if another client
 watches with the same interval. A gateway limits the number of streams. A client that reads slowly misses events."""
-EVENTS = {EVENT_STREAM: {"schema": {"$ref": REF.format(model="LiveEvent")}}}
+EVENTS = {EVENT_STREAM: {"schema": {"$ref": SCHEMA_REFERENCE.format(model="LiveEvent")}}}
 
 
 class LiveEvent(RootModel[live_view.LiveView]):
@@ -62,7 +62,7 @@ class LiveRest:
         self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     def router(self) -> APIRouter:
-        router = routes_of(self, "Operations", self._admit)
+        router = create_router(self, "Operations", self._admit)
         for name in self._files:
             part = guard_handler(self._file_handler(name), METRICS_SCOPES, self._admit)
             router.add_api_route(f"/dashboard/{name}", part, methods=["GET"], include_in_schema=False)
@@ -79,7 +79,7 @@ class LiveRest:
     async def root(self, request: Request) -> Response:
         if prefers_json(request.headers.get("accept", "*/*"), "text/html"):
             answer = {"name": SERVER_NAME, "version": self._version, "links": LINKS}
-            return json_answer(answer, headers={"vary": "accept"})
+            return make_json_answer(answer, headers={"vary": "accept"})
         return self._answer_file("page.html")
 
     @Route(
@@ -94,7 +94,9 @@ class LiveRest:
     async def live(self, request: Request) -> Response:
         watch = self._streams.watch(_parse_interval_s(request))
         events = _stream_events(watch, partial(admit_again, request))
-        return EventStream(events, lambda error: event(statuses.public_message(error).encode()), send_s=SEND_S)
+        return EventStream(
+            events, lambda error: encode_event(statuses.make_public_message(error).encode()), send_s=SEND_S
+        )
 
     def _file_handler(self, name: str) -> Handler:
         async def part(request: Request) -> Response:
@@ -113,7 +115,7 @@ async def _stream_events(watch: LiveWatch, admit: Callable[[], object]) -> Async
         yield RETRY
         while (found := await watch.next()) is not None:
             admit()
-            yield event(found)
+            yield encode_event(found)
     except (Unauthenticated, Forbidden):
         return
     finally:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from penstock.core.blocks import StoredValue
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import InvalidRequest, RequestTooLarge, UnknownModel
 from penstock.core.settings import Section
 from penstock.core.signature import Tensors
@@ -147,7 +147,7 @@ def read_document(kind: type[T], data: bytes | Mapping[str, Any], what: str) -> 
     try:
         return kind.model_validate_json(data) if isinstance(data, bytes) else kind.model_validate(data)
     except ValidationError as error:
-        raise InvalidRequest(f"{what}: {first_problem(error)}", reason=what) from error
+        raise InvalidRequest(f"{what}: {describe_first_problem(error)}", reason=what) from error
 
 
 def path_fault(path: str) -> str:

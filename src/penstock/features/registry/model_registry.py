@@ -19,7 +19,7 @@ from penstock.core.errors import (
     RequestTooLarge,
     UnknownModel,
 )
-from penstock.endpoints.guarded_server import caller, may_use
+from penstock.endpoints.guarded_server import get_caller, may_use
 from penstock.features.registry.facts import complete_facts, read_settings, settings_files
 from penstock.features.registry.manifest import (
     Manifest,
@@ -231,7 +231,7 @@ class ModelRegistry:
 
     async def _find_readable_digests(self) -> set[str] | None:
         """Return the digests of the files and manifests that the caller may read, or None if all may be read."""
-        if not caller().is_restricted:
+        if not get_caller().is_restricted:
             return None
         return await self._find_digests({each.record.digest for each in await self.list()})
 

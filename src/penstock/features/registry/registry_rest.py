@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.core.errors import InvalidRequest, NotFound, PreconditionFailed, UnknownModel
-from penstock.core.principals import ADMIN_SCOPES, Scope, needs
-from penstock.endpoints.http.bodies import document_of, pieces_of
-from penstock.endpoints.http.openapi import Route, json_answer
+from penstock.core.principals import ADMIN_SCOPES, Scope, make_needs
+from penstock.endpoints.http.bodies import read_json_document, read_pieces
+from penstock.endpoints.http.openapi import Route, make_json_answer
 from penstock.features.registry.manifest import VERSION, ModelFacts, make_manifest, read_document
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ FILE_PATH = ROOT + "/uploads/{upload}/files/{sha256}"
 TUS = {"tus-resumable": "1.0.0"}
 OFFSET_STREAM = "application/offset+octet-stream"
 RANGE = re.compile(r"bytes=(?:(?P<first>[0-9]{1,18})-(?P<last>[0-9]{0,18})|-(?P<tail>[0-9]{1,18}))")
-UPLOADING, READING = needs(Scope.UPLOAD), needs(Scope.UPLOAD, Scope.JOIN)
-LISTING = needs(Scope.UPLOAD, Scope.JOIN, Scope.METRICS)
+UPLOADING, READING = make_needs(Scope.UPLOAD), make_needs(Scope.UPLOAD, Scope.JOIN)
+LISTING = make_needs(Scope.UPLOAD, Scope.JOIN, Scope.METRICS)
 
 
 class RegistryRest:
@@ -43,13 +43,13 @@ class RegistryRest:
         found = await self._registry.list(request.path_params.get("model", ""))
         if not found and "model" in request.path_params:
             raise UnknownModel(f"the registry has no model '{request.path_params['model'][:128]}'")
-        return json_answer({"models": [_version_fields(each) for each in found]})
+        return make_json_answer({"models": [_version_fields(each) for each in found]})
 
     @Route("GET", VERSION_PATH, "Get a version, by number or alias, with its files", needs=READING)
     async def find(self, request: Request) -> Response:
         found = await self._find_version(request)
         manifest = await self._registry.manifest(found.record.digest)
-        return json_answer({**_version_fields(found), "files": [file.model_dump() for file in manifest.files]})
+        return make_json_answer({**_version_fields(found), "files": [file.model_dump() for file in manifest.files]})
 
     @Route("DELETE", VERSION_PATH, "Delete a version", needs=ADMIN_SCOPES, status=204)
     async def delete(self, request: Request) -> Response:
@@ -73,7 +73,7 @@ class RegistryRest:
 
     @Route("PUT", ROOT + "/models/{model}/aliases/{alias}", "Set an alias to a version", needs=UPLOADING, status=204)
     async def set_alias(self, request: Request) -> Response:
-        version = (await document_of(request)).get("version")
+        version = (await read_json_document(request)).get("version")
         if not isinstance(version, str) or not version:
             raise InvalidRequest('the body must have the version: {"version": "3"}')
         await self._registry.set_alias(request.path_params["model"], request.path_params["alias"], version)
@@ -88,7 +88,7 @@ class RegistryRest:
 
     @Route("POST", VERSION_PATH, "Start or find an upload", needs=UPLOADING, status=201)
     async def begin(self, request: Request) -> Response:
-        body = await document_of(request)
+        body = await read_json_document(request)
         if unknown := sorted(body.keys() - {"files", "metadata"}):
             raise InvalidRequest(f"unknown field '{unknown[0][:80]}': use 'files' and 'metadata'")
         files = body.get("files")
@@ -98,11 +98,11 @@ class RegistryRest:
         facts = read_document(ModelFacts, orjson.dumps(body.get("metadata") or {}), "metadata")
         progress = await self._registry.begin(manifest, facts)
         headers = {"location": f"{ROOT}/uploads/{progress.upload_id}"}
-        return json_answer(_progress_fields(progress), 200 if progress.is_committed else 201, headers)
+        return make_json_answer(_progress_fields(progress), 200 if progress.is_committed else 201, headers)
 
     @Route("GET", ROOT + "/uploads/{upload}", "Get the progress of an upload", needs=UPLOADING)
     async def progress(self, request: Request) -> Response:
-        return json_answer(_progress_fields(await self._registry.progress(request.path_params["upload"])))
+        return make_json_answer(_progress_fields(await self._registry.progress(request.path_params["upload"])))
 
     @Route("HEAD", FILE_PATH, "Get the stored size of a file", needs=UPLOADING)
     async def offset(self, request: Request) -> Response:
@@ -123,12 +123,12 @@ class RegistryRest:
         if not re.fullmatch("[0-9]{1,18}", offset):
             raise InvalidRequest("send upload-offset: the number of stored bytes, which HEAD returns")
         names = request.path_params
-        there = await self._registry.append(names["upload"], names["sha256"], int(offset), pieces_of(request))
+        there = await self._registry.append(names["upload"], names["sha256"], int(offset), read_pieces(request))
         return Response(status_code=204, headers={**TUS, "upload-offset": str(there)})
 
     @Route("POST", ROOT + "/uploads/{upload}/commit", "Register the version of an upload", needs=UPLOADING, status=201)
     async def commit(self, request: Request) -> Response:
-        return json_answer(_version_fields(await self._registry.commit(request.path_params["upload"])), 201)
+        return make_json_answer(_version_fields(await self._registry.commit(request.path_params["upload"])), 201)
 
     @Route("DELETE", ROOT + "/uploads/{upload}", "Abort an upload", needs=UPLOADING, status=204)
     async def abort(self, request: Request) -> Response:

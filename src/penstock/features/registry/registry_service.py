@@ -9,7 +9,7 @@ import structlog
 from penstock.core.errors import InvalidRequest, PenstockError, TooSlow
 from penstock.core.principals import Scope
 from penstock.endpoints.guard import needs_scope
-from penstock.endpoints.guarded_server import Context, peer_of
+from penstock.endpoints.guarded_server import Context, get_peer
 from penstock.features.registry.manifest import ModelFacts, read_document, read_manifest
 from penstock.features.registry.model_registry import ModelRegistry, UploadProgress
 from penstock.features.registry.version_records import RegisteredVersion
@@ -89,7 +89,7 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
         assert task is not None
 
         def leave() -> None:
-            log.warning("download_not_read", peer=peer_of(context), seconds=self._read_s)
+            log.warning("download_not_read", peer=get_peer(context), seconds=self._read_s)
             task.cancel()
             close_connection(context.peer())
 

@@ -10,8 +10,8 @@ from fastapi.responses import Response
 
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.principals import ADMIN_SCOPES, INFERENCE_SCOPES, Principal
-from penstock.endpoints.http.openapi import Route, principal_of
-from penstock.endpoints.paging import BAD_CURSOR, PAGING, cursor_of, limit_of, page_ending_at
+from penstock.endpoints.http.openapi import Route, get_principal
+from penstock.endpoints.paging import BAD_CURSOR, PAGING_PARAMETERS, make_page_ending_at, read_cursor, read_limit
 from penstock.features.request_log.log_query import LogCursor, LogQuery
 from penstock.features.request_log.log_row import LogRow, bounded_id
 from penstock.features.request_log.request_log import RequestLog
@@ -24,7 +24,7 @@ FILTERS = {
     "time": "The time of `since`, `until` and the order: `ts` (arrival, the default) or `client_ts`",
     "status": "Only requests with this status: `ok`, `error` (every failure) or the code of an error",
     "order": "`newest` first (the default) or `oldest` first",
-    **PAGING,
+    **PAGING_PARAMETERS,
 }
 DESCRIPTION = "A caller without the scope admin, or with a key for some models only, sees the requests of its own key."
 NULLABLE = ("string", "null")
@@ -137,7 +137,7 @@ class LogRest:
         limit = query.limit
         rows = await self._log.find(replace(query, limit=limit + 1))
         last = _make_cursor(rows[limit - 1], query) if len(rows) > limit else None
-        return page_ending_at([show_row(row) for row in rows[:limit]], None if last is None else list(last))
+        return make_page_ending_at([show_row(row) for row in rows[:limit]], None if last is None else list(last))
 
 
 def show_row(row: LogRow) -> dict[str, Any]:
@@ -170,14 +170,14 @@ def _with_filters(query: LogQuery, request: Request) -> LogQuery:
         raise InvalidRequest(f"order is '{order[:40]}': it must be {' or '.join(ORDERS)}")
     return replace(
         query,
-        key_id=_visible_key(principal_of(request)),
+        key_id=_visible_key(get_principal(request)),
         status=bounded_id(given.get("status", "")),
         time="ts" if time == "ts" else "client_ts",
         since_us=_read_time(given.get("since", ""), "since"),
         until_us=_read_time(given.get("until", ""), "until"),
         is_oldest_first=order == "oldest",
         after=_read_cursor(request),
-        limit=limit_of(request),
+        limit=read_limit(request),
     )
 
 
@@ -193,7 +193,7 @@ def _make_cursor(row: LogRow, query: LogQuery) -> LogCursor:
 
 
 def _read_cursor(request: Request) -> LogCursor | None:
-    match cursor_of(request):
+    match read_cursor(request):
         case None:
             return None
         case [int(time_us), str(request_id), int(ts_us)]:

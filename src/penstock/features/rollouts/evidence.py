@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, log, sqrt
 
-from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
+from penstock.core.cluster.answer_counts import AnswerCounts, compute_quantile_s, compute_upper_bound_s, find_bucket
 
 # Minus the natural logarithm of the probability that chance explains the bad outcomes.
 SURE = 14.0  # beyond this the new block is worse
@@ -216,14 +216,14 @@ class Evidence:
         if old.ran < MIN_OLD or new.ran < MIN_LATENCIES:
             return ""
         for share, margin in margins:
-            usual_s = quantile_s(old.latencies, share) or 0.0
-            slow = bucket_of(slowdown * usual_s + SLACK_S)
+            usual_s = compute_quantile_s(old.latencies, share) or 0.0
+            slow = find_bucket(slowdown * usual_s + SLACK_S)
             bad, before = new.slower_than(slow), old.slower_than(slow)
             # The quantile itself is slower only if more answers are slow than lie above the quantile.
             if bad / new.ran > 1 - share and is_beyond_chance(
                 bad, new.ran, upper_share(before, old.ran) + margin, sure
             ):
-                found_s = quantile_s(new.latencies, share) or 0.0
+                found_s = compute_quantile_s(new.latencies, share) or 0.0
                 return (
                     f"the new block's p{share * 100:.0f} is {_format_ms(found_s)} over {new.ran} requests, "
                     f"the old block's {_format_ms(usual_s)}"
@@ -232,14 +232,14 @@ class Evidence:
 
     def _find_overdue_fault(self, sure: float) -> str:
         """Return a fault if the new block has more than its share of the overdue requests."""
-        usual_s = quantile_s(self.old.latencies, 0.95)
+        usual_s = compute_quantile_s(self.old.latencies, 0.95)
         if usual_s is None:
             return ""
-        bucket = bucket_of(max(OVERDUE_S, OVERDUE * usual_s))
+        bucket = find_bucket(max(OVERDUE_S, OVERDUE * usual_s))
         new, old = self._count_overdue(self._new_id, bucket), self._count_overdue(self._old_id, bucket)
         if new < MIN_LATENCIES or not is_beyond_chance(new, new + old, self._share + OVERDUE_MARGIN, sure):
             return ""
-        limit = _format_ms(upper_bound_s(bucket))
+        limit = _format_ms(compute_upper_bound_s(bucket))
         return f"{new} requests to the new block have waited longer than {limit}, {old} to the old block"
 
     def _count_overdue(self, block_id: str, bucket: int) -> int:

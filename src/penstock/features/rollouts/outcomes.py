@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from math import inf
 
-from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of
+from penstock.core.cluster.answer_counts import AnswerCounts, find_bucket
 from penstock.core.cluster.routes import NameRoute
 from penstock.core.errors import Cancelled, PenstockError, RateLimited
 from penstock.core.requests import InferRequest, InferResponse
@@ -47,7 +47,7 @@ class BlockWatch:
         for counts in self._counts_for(request):
             counts.answers += 1
             if has_run:
-                bucket = bucket_of(seconds)
+                bucket = find_bucket(seconds)
                 counts.latencies[bucket] = counts.latencies.get(bucket, 0) + 1
 
     def failed(self, request: InferRequest, error: PenstockError) -> None:
@@ -60,7 +60,7 @@ class BlockWatch:
         taken = [self._counts] if self.other is None else [self._counts, self._controls]
         self._counts, self._controls = AnswerCounts(self._block_id), AnswerCounts(self._block_id, is_control=True)
         for began, is_control in self._inside.values():
-            bucket = bucket_of(at - began)
+            bucket = find_bucket(at - began)
             for counts in taken[: 1 + is_control]:
                 counts.waiting[bucket] = counts.waiting.get(bucket, 0) + 1
         return taken

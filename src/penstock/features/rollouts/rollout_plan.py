@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from penstock.core.blocks import StoredValue
-from penstock.core.cluster.routes import NameRoute, Share, Sticky
+from penstock.core.cluster.routes import BlockShare, NameRoute, Sticky
 from penstock.core.settings import Section
 from penstock.manager.desired_state import DesiredBlock
 
@@ -121,9 +121,9 @@ class RolloutRecord(StoredValue):
         plan, old, new = self.plan, self.old.block_id, self.new.block_id
         if self.phase is RolloutPhase.DONE and self.is_old_gone and self._needs_no_route():
             return None
-        shares = [Share(old, ALL - self.weight)]
+        shares = [BlockShare(old, ALL - self.weight)]
         if self.weight:
-            shares.append(Share(new, self.weight))
+            shares.append(BlockShare(new, self.weight))
         is_shadowing = self.phase is RolloutPhase.SHADOWING
         is_trial = self.phase is RolloutPhase.RUNNING
         return NameRoute(

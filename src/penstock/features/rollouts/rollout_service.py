@@ -2,7 +2,7 @@
 
 # ruff: noqa: N802 - the names are those of the protocol
 
-from penstock.core.cluster.answer_counts import quantile_s
+from penstock.core.cluster.answer_counts import compute_quantile_s
 from penstock.core.principals import Scope
 from penstock.endpoints.guard import needs_scope
 from penstock.endpoints.guarded_server import Context
@@ -82,6 +82,6 @@ def _to_block_status(block: RolledBlock, seen: Sample) -> pb.RolledBlockStatus:
         **block.model_dump(),
         outcomes=seen.outcomes,
         errors=seen.errors + seen.refused,
-        p50_s=quantile_s(seen.latencies, 0.5),
-        p95_s=quantile_s(seen.latencies, 0.95),
+        p50_s=compute_quantile_s(seen.latencies, 0.5),
+        p95_s=compute_quantile_s(seen.latencies, 0.95),
     )

@@ -7,7 +7,7 @@ import structlog
 from pydantic import ValidationError
 
 from penstock.core.blocks import BlockRole
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, UnknownModel
 from penstock.endpoints.guarded_server import check_change, may_use
 from penstock.features.rollouts.rollout import (
@@ -72,7 +72,7 @@ class Rollouts(ManagerFeature):
         try:
             plan = RolloutPlan.model_validate_json(plan_json)
         except ValidationError as error:
-            raise InvalidRequest(f"{first_problem(error, 'the rollout')}; see docs/rollouts.md") from error
+            raise InvalidRequest(f"{describe_first_problem(error, 'the rollout')}; see docs/rollouts.md") from error
         async with self._changing:
             self._control.check_leads()
             await self._start(plan)

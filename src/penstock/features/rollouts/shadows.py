@@ -9,7 +9,7 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
-from penstock.core.controls import NAMES
+from penstock.core.controls import CONTROL_NAMES
 from penstock.core.errors import InternalError, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.features.rollouts.outcomes import BlockWatch
@@ -124,7 +124,7 @@ class Shadows:
             block.version,
             request.request_id,
             request.outputs,
-            {name: value for name, value in request.parameters.items() if name not in NAMES},
+            {name: value for name, value in request.parameters.items() if name not in CONTROL_NAMES},
             TIMEOUT_S,
             size_bytes=request.size_bytes,
         )

@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import log
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.cluster.routes import BlockShare, NameRoute
 from penstock.core.controls import SEQUENCE_ID, SESSION_ID
 from penstock.core.requests import InferRequest
 
@@ -38,7 +38,7 @@ class Split:
         shares = [share for share in route.shares if share.weight > 0 and share.block_id in blocks]
         self._weighted = shares
         others = [share for share in shares if share.block_id != route.trial]
-        self._without_trial = others or [Share(each, 1.0) for each in self._blocks if each != route.trial]
+        self._without_trial = others or [BlockShare(each, 1.0) for each in self._blocks if each != route.trial]
         most = max(shares, key=lambda share: share.weight, default=None)
         # The block that describes the name to clients.
         self.primary = None if most is None else self._blocks[most.block_id]
@@ -78,20 +78,20 @@ class Split:
         return block_id
 
 
-def choose_by_draw(shares: list[Share], draw: float) -> str:
+def choose_by_draw(shares: list[BlockShare], draw: float) -> str:
     """Choose a block by weight. `draw` is a random number in [0, 1)."""
     bounds = list(accumulate(share.weight for share in shares))
     wanted = draw * bounds[-1]
     return next((share.block_id for share, bound in zip(shares, bounds, strict=True) if wanted < bound), shares[-1][0])
 
 
-def choose_by_key(shares: list[Share], name: str, key: str) -> str:
+def choose_by_key(shares: list[BlockShare], name: str, key: str) -> str:
     if len(shares) == 1:
         return shares[0].block_id
     return max(shares, key=lambda share: _score_share(share, name, key)).block_id
 
 
-def _score_share(share: Share, name: str, key: str) -> float:
+def _score_share(share: BlockShare, name: str, key: str) -> float:
     text = f"{name}\0{share.block_id}\0{key}".encode("utf-8", "surrogatepass")
     drawn = int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
     return -share.weight / log((drawn + 0.5) * SCALE)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
-from penstock.core.cluster.rendezvous import digest
+from penstock.core.cluster.rendezvous import compute_digest
 from penstock.features.search.conditions import check_keys, choose, invalid
 from penstock.features.search.documents import BlockDocument, InstanceMetrics
 
@@ -76,7 +76,7 @@ def rank(
     most = min(limit, settings.top_k)
     for count, document in enumerate(documents, 1):
         score, reason = measure(() if measure is _draw_score else instances(document))
-        tie = digest(f"{turn.session}/{document.cluster_id}/{document.block_id}")
+        tie = compute_digest(f"{turn.session}/{document.cluster_id}/{document.block_id}")
         best.append(
             ((is_elsewhere(document, settings), score, tie, document.block_id), RankedBlock(document, score, reason))
         )

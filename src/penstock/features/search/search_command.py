@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.core.error_text import plain_cause
+from penstock.core.error_text import explain_cause
 from penstock.core.errors import InvalidRequest
 from penstock.terminal.command_files import read_bytes
 from penstock.terminal.output import escape_controls, print_json, print_list
@@ -85,7 +85,7 @@ def _read_json(query: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"--query is not JSON: {plain_cause(error)}") from error
+        raise InvalidRequest(f"--query is not JSON: {explain_cause(error)}") from error
 
 
 def _parse_condition(text: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.core.principals import INFERENCE_SCOPES
-from penstock.endpoints.http.bodies import body_of
-from penstock.endpoints.http.openapi import Route, json_answer, principal_of
+from penstock.endpoints.http.bodies import read_body_as
+from penstock.endpoints.http.openapi import Route, get_principal, make_json_answer
 from penstock.features.search.block_query import MAX_QUERY_BYTES, read_query
 from penstock.features.search.block_ranking import RankedBlock, RankingTurn
 from penstock.features.search.block_search import BlockSearch
@@ -73,7 +73,7 @@ class SearchRest:
     async def search(self, request: Request) -> Response:
         if int(request.headers.get("content-length") or 0) > 2 * MAX_QUERY_BYTES:
             raise invalid(f"the body is too large: it may have {2 * MAX_QUERY_BYTES} bytes")
-        body, principal = await body_of(request, SearchBody), principal_of(request)
+        body, principal = await read_body_as(request, SearchBody), get_principal(request)
         query = read_query(body.query)
         turn = RankingTurn(principal.session_id(body.session_id))
         found = await self._search.search_in_time(query, principal, turn, body.limit)
@@ -88,7 +88,7 @@ class SearchRest:
         if body.explain:
             filtered = explain_filters(self._search.catalogue, query, principal, MAX_SHOWN)
             answer["filtered"] = [asdict(each) for each in await run_in_slices(filtered)]
-        return json_answer(answer)
+        return make_json_answer(answer)
 
     def _to_found_block(self, rank: int, ranked: RankedBlock) -> dict[str, Any]:
         document, catalogue = ranked.document, self._search.catalogue

@@ -19,7 +19,7 @@ from dataclasses import replace
 import structlog
 
 from penstock.core.blocks import BlockDescription, GatewayMember
-from penstock.core.cluster.rendezvous import Owners
+from penstock.core.cluster.rendezvous import SessionOwners
 from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, PenstockError, SessionMoved
 from penstock.core.requests import Controls, InferRequest, InferResponse
 from penstock.features.sessions import session_errors
@@ -60,10 +60,10 @@ class OrderedSessions:
         self._runs = runs
         self._peers = peers
         self._stored = stored
-        self._owners = Owners(0, ())
+        self._owners = SessionOwners(0, ())
         self._changed_at = 0.0
         self._former_owners: list[
-            tuple[Owners, float]
+            tuple[SessionOwners, float]
         ] = []  # earlier lists with gateways that have left, and when each list was replaced
         self._newest_seen = 0  # the highest membership revision in messages of other gateways
         self._change = asyncio.Event()
@@ -74,7 +74,7 @@ class OrderedSessions:
     def gateways_changed(self, members: Sequence[GatewayMember], revision: int) -> None:
         if revision == self._owners.revision or self._peers is None:
             return
-        before, self._owners = self._owners, Owners(revision, [member.gateway_id for member in members])
+        before, self._owners = self._owners, SessionOwners(revision, [member.gateway_id for member in members])
         if revision < before.revision:
             self._newest_seen = revision  # the manager's store was reset, so revisions start again
         self._changed_at = now()
@@ -150,7 +150,7 @@ class OrderedSessions:
 
         Requests that wait in a session fail with Draining.
         """
-        next_owners = Owners(
+        next_owners = SessionOwners(
             self._owners.revision, [each for each in self._owners.gateways if each != self._gateway_id]
         )
         if not next_owners.gateways or self._peers is None:
@@ -163,7 +163,7 @@ class OrderedSessions:
             log.info("sessions_moved", sessions=sum(given), lost=len(known) - sum(given))
 
     async def _move_session(
-        self, next_owners: Owners, block_id: str, session_id: str, turns: asyncio.Semaphore, deadline: float
+        self, next_owners: SessionOwners, block_id: str, session_id: str, turns: asyncio.Semaphore, deadline: float
     ) -> bool:
         try:
             async with asyncio.timeout(deadline - now()), turns:

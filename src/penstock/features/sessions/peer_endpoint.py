@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import structlog
 
 from penstock.core.config import DataPlane
-from penstock.core.errors import BUG, InternalError, PenstockError, SessionMoved, WireError
+from penstock.core.errors import BUG_MESSAGE, InternalError, PenstockError, SessionMoved, WireError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
@@ -172,7 +172,7 @@ class PeerEndpoint:
             self._send_parts(identity, job_messages.encode_failure(job_id, 0, error))
         except Exception:  # the other gateway must get an answer
             log.exception("bug", where="peer-endpoint")
-            self._send_parts(identity, job_messages.encode_failure(job_id, 0, InternalError(BUG)))
+            self._send_parts(identity, job_messages.encode_failure(job_id, 0, InternalError(BUG_MESSAGE)))
 
     async def _send_answer(self, identity: bytes, job_id: int, request: InferRequest, membership: int) -> None:
         response = await self._owner.run_forwarded(request, membership)

@@ -17,7 +17,7 @@ from penstock.core.errors import DeadlineExceeded, GatewayLost, Overloaded, Sess
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.router.answers import ANSWERS_AHEAD
+from penstock.router.answers import MAX_ANSWERS_AHEAD
 from penstock.wire import job_messages
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.failures import decode_failure
@@ -111,7 +111,7 @@ class PeerLink:
         job_id = await self._await_credit(where)
         ahead = 0
         if request.answers is not None:
-            ahead = ANSWERS_AHEAD
+            ahead = MAX_ANSWERS_AHEAD
             request.answers.begin(ahead, partial(self._allow_answers, job_id))
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         self._jobs[job_id] = _Forwarded(request, future)
@@ -212,7 +212,7 @@ class PeerLink:
         if result.HasField("failure"):
             job.future.set_exception(decode_failure(result.failure))
             return
-        response = _with_request_fields(job_messages.response(result, message), job.request)
+        response = _with_request_fields(job_messages.decode_response(result, message), job.request)
         answers = job.request.answers
         if response.is_final or answers is None:
             job.future.set_result(response)

@@ -54,4 +54,4 @@ def _decode_result(parts: list[bytes]) -> InferResponse | PenstockError:
         raise WireError(f"expected a result as a session's answer, got a {kind} message")
     if header.result.HasField("failure"):
         return decode_failure(header.result.failure)
-    return job_messages.response(header.result, message)
+    return job_messages.decode_response(header.result, message)

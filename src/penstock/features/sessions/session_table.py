@@ -16,7 +16,7 @@ owner.
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
-from penstock.core.errors import CONCLUSIVE, EngineFailed, PenstockError, SessionError, WorkerLost
+from penstock.core.errors import CONCLUSIVE_ERRORS, EngineFailed, PenstockError, SessionError, WorkerLost
 from penstock.core.requests import SessionStep
 from penstock.core.settings import Sessions
 from penstock.features.sessions import session_errors
@@ -361,7 +361,7 @@ class SessionTable:
 
 def is_conclusive(outcome: Outcome) -> bool:
     """Return whether a repeat would give the same outcome, so that the session advances."""
-    return not isinstance(outcome, PenstockError) or isinstance(outcome, CONCLUSIVE)
+    return not isinstance(outcome, PenstockError) or isinstance(outcome, CONCLUSIVE_ERRORS)
 
 
 def _may_outlive_caller(ticket: Ticket, when: float) -> bool:

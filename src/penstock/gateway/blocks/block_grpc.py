@@ -10,13 +10,13 @@ import orjson
 from google.protobuf.message import DecodeError
 
 from penstock.core.config import Limits
-from penstock.core.errors import InvalidRequest, PenstockError, RequestTooLarge, without_trace
+from penstock.core.errors import InvalidRequest, PenstockError, RequestTooLarge, remove_trace
 from penstock.core.packets import PacketFile
 from penstock.core.principals import INFERENCE_SCOPES, Principal
 from penstock.core.requests import InferRequest, PacketFields
 from penstock.endpoints import statuses
 from penstock.endpoints.guard import needs_scope
-from penstock.endpoints.http.http_message import read_request_id
+from penstock.endpoints.http.http_message import parse_request_id
 from penstock.endpoints.large_messages import HUGE_BYTES, LARGE_BYTES
 from penstock.gateway.blocks.packet import BlockPacket, check_packet, parse_metadata
 from penstock.gateway.blocks.packet_answer import AnswerParts
@@ -30,9 +30,9 @@ Context: TypeAlias = grpc.aio.ServicerContext
 PROTOCOL = "packet"
 REQUEST_ID = "x-request-id"
 PATH = "/BlockInferenceService/infer"
-MESSAGE = "a BlockInferencePacket"
-FILES = 9  # the field of BlockInferencePacket
-FIELDS_OF_FILE = 8  # including repeated ones, of which the last counts
+MESSAGE_NAME = "a BlockInferencePacket"
+FILES_FIELD = 9  # the field of BlockInferencePacket
+MAX_FIELDS_PER_FILE = 8  # including repeated ones, of which the last counts
 # A parsed packet, a huge packet as bytes, or an error: if the reader raised it, gRPC would answer with UNKNOWN.
 PacketMessage: TypeAlias = pb.BlockInferencePacket | bytes | PenstockError
 
@@ -60,7 +60,7 @@ class BlockGrpc:
             self._calls.serving.count_rejected(PROTOCOL, error, request)
             raise
         parts = await self._calls.run(request, inputs)
-        trailer = {REQUEST_ID: request.request_id, **statuses.limit_headers(request.limit_statuses)}
+        trailer = {REQUEST_ID: request.request_id, **statuses.make_limit_headers(request.limit_statuses)}
         context.set_trailing_metadata(tuple(trailer.items()))
         size_bytes = len(parts.data) + sum([len(file.data) for file in parts.files])
         if size_bytes > LARGE_BYTES:
@@ -78,7 +78,7 @@ class BlockGrpc:
 def _read_request_id(context: Context) -> str:
     """Return the request's id in the call's metadata, or an empty text."""
     found = next((value for name, value in context.invocation_metadata() or () if name == REQUEST_ID), b"")
-    return read_request_id(found.encode() if isinstance(found, str) else found)
+    return parse_request_id(found.encode() if isinstance(found, str) else found)
 
 
 def decode_packet(message: pb.BlockInferencePacket, now: float, limits: Limits) -> BlockPacket:
@@ -108,10 +108,10 @@ def parse_packet(data: bytes) -> pb.BlockInferencePacket:
     try:
         return pb.BlockInferencePacket.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(f"the message is not {MESSAGE}") from error
+        raise InvalidRequest(f"the message is not {MESSAGE_NAME}") from error
 
 
-def packet_reader(limits: Limits, admission: Admission) -> Callable[[bytes], PacketMessage]:
+def create_packet_reader(limits: Limits, admission: Admission) -> Callable[[bytes], PacketMessage]:
     """Return a reader of packets that checks large packets before parsing, and leaves huge packets to a thread."""
 
     def read(data: bytes) -> PacketMessage:
@@ -123,7 +123,7 @@ def packet_reader(limits: Limits, admission: Admission) -> Callable[[bytes], Pac
                     return data
             return parse_packet(data)
         except PenstockError as error:
-            return without_trace(error)
+            return remove_trace(error)
 
     return read
 
@@ -131,9 +131,9 @@ def packet_reader(limits: Limits, admission: Admission) -> Callable[[bytes], Pac
 def check_files(data: bytes, limits: Limits) -> None:
     """Raise RequestTooLarge if a packet that is not parsed yet has too many files or fields."""
     count = 0
-    walk = FieldWalk(data, FIELDS_OF_FILE * limits.max_rows, MESSAGE)
+    walk = FieldWalk(data, MAX_FIELDS_PER_FILE * limits.max_rows, MESSAGE_NAME)
     for field, kind, start, end in walk.fields(0, len(data)):
-        if field == FILES and kind == BYTES:
+        if field == FILES_FIELD and kind == BYTES:
             count += 1
             for _ in walk.fields(start, end):
                 pass  # counted by the walk

@@ -16,7 +16,7 @@ from penstock.core.requests import PacketFields
 
 MAX_SEQ_NO = 2**64 - 1
 MAX_BLOCK_CHARS = 256
-SHOWN_CHARS = 80  # of a value, in an error message
+MAX_SHOWN_CHARS = 80  # of a value, in an error message
 GRAPH, OUTPUTS = "graph", "outputs"
 NOT_SUPPORTED = "not_supported"  # the reason of an error about a part of the protocol that the server does not have
 
@@ -96,8 +96,8 @@ def _refuse_frame(frame_ptr: bytes) -> NoReturn:
         if not isinstance(frame.get(key), str) or not frame[key]:
             raise InvalidRequest(f"'frame_ptr' needs '{key}', a text that is not empty", parameter="frame_ptr")
     raise InvalidRequest(
-        f"'frame_ptr' names the frame '{frame['key'][:SHOWN_CHARS]}', but this server has no frame stores: send the "
-        "content in 'files'",
+        f"'frame_ptr' names the frame '{frame['key'][:MAX_SHOWN_CHARS]}', but this server has no frame stores: send "
+        "the content in 'files'",
         parameter="frame_ptr",
         reason=NOT_SUPPORTED,
     )
@@ -112,7 +112,7 @@ def _find_only_block(output_ptr: str, block: str) -> str:
             f"'output_ptr': '{GRAPH}' must be an object that maps each block to the list of its successors",
             parameter="output_ptr",
         )
-    followers = {name: _parse_followers(name, each) for name, each in graph.items()}
+    followers = {name: _parse_successors(name, each) for name, each in graph.items()}
     if not followers:
         return block
     (name, following), *others = followers.items()
@@ -126,18 +126,18 @@ def _find_only_block(output_ptr: str, block: str) -> str:
         )
     if block not in ("", name):
         raise InvalidRequest(
-            f"'output_ptr' has the block '{name[:SHOWN_CHARS]}', but 'block_id' is '{block}': name the same block",
+            f"'output_ptr' has the block '{name[:MAX_SHOWN_CHARS]}', but 'block_id' is '{block}': name the same block",
             parameter="output_ptr",
         )
     return str(name)
 
 
-def _parse_followers(name: str, given: Any) -> list[str]:
+def _parse_successors(name: str, given: Any) -> list[str]:
     """Return the successors of a block from a list of their ids, or from an object with that list in `outputs`."""
     found = given.get(OUTPUTS) if type(given) is dict else given
     if type(found) is not list or not all(type(each) is str and each for each in found):
         raise InvalidRequest(
-            f"'output_ptr': '{name[:SHOWN_CHARS]}' must have a list of block ids, or an object with that list as "
+            f"'output_ptr': '{name[:MAX_SHOWN_CHARS]}' must have a list of block ids, or an object with that list as "
             f"'{OUTPUTS}'",
             parameter="output_ptr",
         )
@@ -146,4 +146,4 @@ def _parse_followers(name: str, given: Any) -> list[str]:
 
 def _shorten(text: str | bytes) -> str:
     plain = text if isinstance(text, str) else text.decode(errors="replace")
-    return json.dumps(plain if len(plain) <= SHOWN_CHARS else f"{plain[:SHOWN_CHARS]}…", ensure_ascii=False)
+    return json.dumps(plain if len(plain) <= MAX_SHOWN_CHARS else f"{plain[:MAX_SHOWN_CHARS]}…", ensure_ascii=False)

@@ -10,16 +10,16 @@ import orjson
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
-from penstock.core.packets import DATA, PacketFile, files_of
+from penstock.core.packets import DATA, PacketFile, unpack_files
 from penstock.core.requests import InferResponse
 from penstock.core.tensors import BYTES, Tensor, to_array, unpack_bytes
-from penstock.gateway.v1.v1_codec import plain_value
+from penstock.gateway.v1.v1_codec import to_plain_value
 
 OUTPUTS, PARAMETERS = "outputs", "parameters"
 OUTPUT, INDEX = "output", "index"  # keys of a file's metadata: the output that it is an element of
 TENSOR, UPSCALE = "tensor", "upscale"  # tasks
 MESSAGES = "messages"
-CHAT = ("text_output", "finish_reason", "usage")
+CHAT_OUTPUTS = ("text_output", "finish_reason", "usage")
 
 
 @dataclass(slots=True)
@@ -37,15 +37,15 @@ def make_answer_parts(
     """Return the answer to a packet. `sent`: the packet's files. `is_chat`: the packet had messages."""
     if block.settings.takes_packets:
         arrays = {tensor.name: to_array(tensor) for tensor in response.outputs}
-        return AnswerParts(arrays[DATA][0], files_of(arrays), is_json=False)
+        return AnswerParts(arrays[DATA][0], unpack_files(arrays), is_json=False)
     values: dict[str, Any] = {}
     files: list[PacketFile] = []
     for tensor in response.outputs:
         if _is_for_files(tensor, block, limits):
             files += _make_files(tensor, sent)
         else:
-            values[tensor.name] = plain_value(tensor, limits.max_values)
-    if is_chat and values.keys() >= set(CHAT):
+            values[tensor.name] = to_plain_value(tensor, limits.max_values)
+    if is_chat and values.keys() >= set(CHAT_OUTPUTS):
         values = _make_chat_answer(values)
     content = {OUTPUTS: values} if block.settings.task == TENSOR else values
     if response.parameters:
@@ -88,7 +88,7 @@ def _make_files(tensor: Tensor, sent: Sequence[PacketFile]) -> list[PacketFile]:
 
 def _make_chat_answer(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a chat's answer in the form of its request: messages of the assistant, one per choice."""
-    texts, reasons, usage = (values[name] for name in CHAT)
+    texts, reasons, usage = (values[name] for name in CHAT_OUTPUTS)
     prompt, completion = int(usage[0]), int(usage[1])
     return {
         MESSAGES: [{"role": "assistant", "content": text} for text in texts],

@@ -61,13 +61,13 @@ class PacketCalls:
 
         async def run() -> StoredAnswer:
             parts = await self.run(request, inputs)
-            body = orjson.dumps(answer_body(inputs.packet.fields, parts, time.time()))
+            body = orjson.dumps(make_answer_body(inputs.packet.fields, parts, time.time()))
             return StoredAnswer(200, "application/json", body)
 
         return await self._requests.start(request.principal, path, run)
 
 
-def answer_body(fields: PacketFields, parts: AnswerParts, now: float) -> dict[str, Any]:
+def make_answer_body(fields: PacketFields, parts: AnswerParts, now: float) -> dict[str, Any]:
     """Return the answer's packet as JSON."""
     files = [{"metadata": file.metadata, "file_data": base64.b64encode(file.data).decode()} for file in parts.files]
     data: Any = orjson.Fragment(parts.data)

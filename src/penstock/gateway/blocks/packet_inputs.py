@@ -9,24 +9,24 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.controls import ORDER_PARAMETERS, SEQ_NO, SESSION_ID
 from penstock.core.errors import InvalidRequest, InvalidTensor, ModelNotReady
-from penstock.core.packets import Packet, PacketFile, packet_arrays
+from penstock.core.packets import Packet, PacketFile, pack_packet
 from penstock.core.requests import InferRequest, Parameter
 from penstock.core.settings import GENERATE
 from penstock.core.tensors import BYTES, ITEM_SIZES, Tensor, TensorSpec, check_tensor, from_array, pack_bytes
 from penstock.endpoints.json_size import check_json_nesting, check_json_size
 from penstock.endpoints.large_messages import LARGE_BYTES
-from penstock.gateway.blocks.packet import SHOWN_CHARS, BlockPacket, parse_text
+from penstock.gateway.blocks.packet import MAX_SHOWN_CHARS, BlockPacket, parse_text
 from penstock.gateway.oip.json_tensors import check_shape, fill_shape, is_structured
 from penstock.gateway.oip.rest_codec import check_counts, decode_parameters
-from penstock.gateway.v1.v1_codec import B64, find_spec, tensor_of
+from penstock.gateway.v1.v1_codec import B64, find_spec, make_tensor
 
 INPUTS, PARAMETERS = "inputs", "parameters"
 MODE, ASYNC = "mode", "async"  # the key of data that asks for an asynchronous request
 MESSAGES = "messages"  # the input of a chat
 INPUT, SHAPE = "input", "shape"  # keys of a file's metadata: the input that the file is for, and its shape
 # Parameters that are ignored in the data, because the packet has its own fields for them.
-OF_THE_PACKET = frozenset({SESSION_ID, *ORDER_PARAMETERS})
-LARGEST_ORDERED = 2**63 - 1
+PACKET_PARAMETERS = frozenset({SESSION_ID, *ORDER_PARAMETERS})
+MAX_ORDERED_SEQ_NO = 2**63 - 1
 
 
 class PacketInputs:
@@ -88,7 +88,7 @@ class PacketInputs:
         request.inputs = self._tensors
         request.parameters = {**self._parameters, SESSION_ID: fields.session_id}
         if block.settings.sessions.is_ordered and fields.seq_no:
-            if fields.seq_no > LARGEST_ORDERED:
+            if fields.seq_no > MAX_ORDERED_SEQ_NO:
                 raise InvalidRequest(
                     f"'seq_no' is {fields.seq_no}; it must be at most 2^63 - 1, because the sessions of model "
                     f"'{block.model}' are ordered",
@@ -101,7 +101,7 @@ class PacketInputs:
         """Return the tensors for a Python model that receives the whole packet."""
         fields = self.packet.fields
         packet = Packet(fields.session_id, fields.seq_no, fields.ts, fields.data.decode(), self.packet.files)
-        return [from_array(name, array) for name, array in packet_arrays(packet).items()]
+        return [from_array(name, array) for name, array in pack_packet(packet).items()]
 
     def _convert_values(self, block: BlockDescription) -> None:
         specs = {spec.name: spec for spec in block.inputs}
@@ -111,7 +111,7 @@ class PacketInputs:
         tensors |= _make_file_tensors(self.packet.files, specs, tensors, block)
         missing = [spec.name for spec in block.inputs if not spec.is_optional and spec.name not in tensors]
         if missing and not (block.settings.task == GENERATE and tensors):
-            raise _missing_input_error(block, missing[0], [*parameters])
+            raise _create_missing_input_error(block, missing[0], [*parameters])
         self._tensors, self._parameters = list(tensors.values()), decode_parameters(parameters)
 
 
@@ -134,13 +134,13 @@ def _separate_inputs(
                     _put_once(inputs if name == INPUTS else parameters, each, content)
         else:
             _put_once(parameters, name, value)
-    plain = {name: _to_parameter(value) for name, value in parameters.items() if name not in OF_THE_PACKET}
+    plain = {name: _to_parameter(value) for name, value in parameters.items() if name not in PACKET_PARAMETERS}
     return inputs, plain
 
 
 def _put_once(found: dict[str, Any], name: str, value: Any) -> None:
     if name in found:
-        raise InvalidRequest(f"'{name[:SHOWN_CHARS]}' is given twice in 'data': send it once")
+        raise InvalidRequest(f"'{name[:MAX_SHOWN_CHARS]}' is given twice in 'data': send it once")
     found[name] = value
 
 
@@ -152,7 +152,7 @@ def _to_tensor(spec: TensorSpec, value: Any) -> Tensor:
     if spec.datatype == BYTES and is_structured(value) and not _is_base64(value):
         # For example the messages of a chat, which are one element.
         return Tensor(spec.name, BYTES, fill_shape(spec, 1), pack_bytes([orjson.dumps(value)]))
-    return tensor_of(spec, value)
+    return make_tensor(spec, value)
 
 
 def _is_base64(value: Any) -> bool:
@@ -177,7 +177,7 @@ def _make_file_tensors(
             unnamed.append(file)
         elif not isinstance(name, str) or name not in specs:
             raise InvalidTensor(
-                f"a file's metadata has the input {str(name)[:SHOWN_CHARS]!r}; the model takes {', '.join(specs)}"
+                f"a file's metadata has the input {str(name)[:MAX_SHOWN_CHARS]!r}; the model takes {', '.join(specs)}"
             )
         else:
             by_input.setdefault(name, []).append(file)
@@ -219,8 +219,8 @@ def _make_file_tensor(spec: TensorSpec, files: list[PacketFile]) -> Tensor:
     return tensor
 
 
-def _missing_input_error(block: BlockDescription, name: str, others: Sequence[str]) -> InvalidTensor:
-    sent = ", ".join(repr(each[:SHOWN_CHARS]) for each in others[:4])
+def _create_missing_input_error(block: BlockDescription, name: str, others: Sequence[str]) -> InvalidTensor:
+    sent = ", ".join(repr(each[:MAX_SHOWN_CHARS]) for each in others[:4])
     has = f"; 'data' has {sent}, which are not inputs" if sent else ""
     return InvalidTensor(
         f"the packet has no input '{name}' for model '{block.model}' (task {block.settings.task}){has}: send it as a "

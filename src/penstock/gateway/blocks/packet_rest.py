@@ -15,24 +15,24 @@ from penstock.core.errors import InvalidRequest
 from penstock.core.packets import PacketFile
 from penstock.core.principals import INFERENCE_SCOPES
 from penstock.core.requests import InferRequest, PacketFields
-from penstock.endpoints.http.openapi import Route, json_answer
+from penstock.endpoints.http.openapi import Route, make_json_answer
 from penstock.endpoints.large_messages import LARGE_BYTES
 from penstock.features.async_requests.async_rest import ASYNC, accepted
-from penstock.gateway.blocks.packet import SHOWN_CHARS, BlockPacket, check_packet, parse_metadata
+from penstock.gateway.blocks.packet import MAX_SHOWN_CHARS, BlockPacket, check_packet, parse_metadata
 from penstock.gateway.blocks.packet_answer import AnswerParts
-from penstock.gateway.blocks.packet_calls import PacketCalls, answer_body
+from penstock.gateway.blocks.packet_calls import PacketCalls, make_answer_body
 from penstock.gateway.blocks.packet_inputs import PacketInputs
 from penstock.gateway.blocks.packet_schemas import PacketAnswerBody, PacketBody
 from penstock.gateway.http_calls import RestCall, RestCalls, validate
 from penstock.gateway.v1.multipart import FormPart
 
-FORM = "multipart/form-data"
-METADATA = "_metadata"  # the suffix of a form field's name: `NAME_metadata` is the metadata of the file NAME
-TEXTS = ("data", "selection_query", "query_parameters", "graph", "output_ptr", "frame_ptr")
-NUMBERS: Mapping[str, type] = {"seq_no": int, "ts": float}
-FIELDS = ("block_id", "model", "session_id", "mode", *NUMBERS, *TEXTS)
+FORM_TYPE = "multipart/form-data"
+METADATA_SUFFIX = "_metadata"  # the suffix of a form field's name: `NAME_metadata` is the metadata of the file NAME
+TEXT_FIELDS = ("data", "selection_query", "query_parameters", "graph", "output_ptr", "frame_ptr")
+NUMBER_FIELDS: Mapping[str, type] = {"seq_no": int, "ts": float}
+FIELDS = ("block_id", "model", "session_id", "mode", *NUMBER_FIELDS, *TEXT_FIELDS)
 # A JSON body without `inputs` is a packet if it has one of these keys.
-KEYS = frozenset({*FIELDS, "files"} - {"model", "mode"})
+PACKET_KEYS = frozenset({*FIELDS, "files"} - {"model", "mode"})
 PACKET_FORM = {
     "schema": {
         "type": "object",
@@ -45,7 +45,7 @@ The field `NAME_metadata` has the metadata of the file in the field `NAME`, as J
 
 
 def is_packet(message: Mapping[str, Any]) -> bool:
-    return "inputs" not in message and not KEYS.isdisjoint(message)
+    return "inputs" not in message and not PACKET_KEYS.isdisjoint(message)
 
 
 class PacketRest:
@@ -59,21 +59,21 @@ class PacketRest:
         "Run any block with a packet in a form",
         FORM_DESCRIPTION,
         needs=INFERENCE_SCOPES,
-        binary_body={FORM: PACKET_FORM},
+        binary_body={FORM_TYPE: PACKET_FORM},
         answer=PacketAnswerBody,
     )
     async def infer_form(self, request: Request) -> Response:
         with self._calls.counting_rejected(request):
             call = await self._calls.read(request)
-            if call.content_type != FORM:
-                raise InvalidRequest(f"unsupported content-type '{call.content_type[:80]}': send {FORM}")
-            body = form_body(await self._calls.form(call))
-            packet = packet_of(body, self._calls.limits)
+            if call.content_type != FORM_TYPE:
+                raise InvalidRequest(f"unsupported content-type '{call.content_type[:80]}': send {FORM_TYPE}")
+            body = parse_form(await self._calls.form(call))
+            packet = parse_packet(body, self._calls.limits)
         return await self.run(call, packet)
 
     def read(self, message: dict[str, Any]) -> BlockPacket:
         """Return the packet in a JSON body."""
-        return packet_of(message, self._calls.limits)
+        return parse_packet(message, self._calls.limits)
 
     async def run(self, call: RestCall, packet: BlockPacket) -> Response:
         request = InferRequest("", [])
@@ -91,13 +91,13 @@ class PacketRest:
         fields, now = inputs.packet.fields, time.time()
 
         def make() -> Response:
-            return json_answer(answer_body(fields, parts, now), headers=call.answer_headers)
+            return make_json_answer(make_answer_body(fields, parts, now), headers=call.answer_headers)
 
         size_bytes = len(parts.data) + sum([len(file.data) for file in parts.files])
         return make() if size_bytes <= LARGE_BYTES else await self._calls.encode(size_bytes, make)
 
 
-def packet_of(message: dict[str, Any], limits: Limits) -> BlockPacket:
+def parse_packet(message: dict[str, Any], limits: Limits) -> BlockPacket:
     body = validate(PacketBody, message)
     if body.block_id and body.model and body.block_id != body.model:
         raise InvalidRequest("'block_id' and 'model' name different blocks: give only one of them", parameter="model")
@@ -119,31 +119,32 @@ def packet_of(message: dict[str, Any], limits: Limits) -> BlockPacket:
     return packet
 
 
-def form_body(parts: list[FormPart]) -> dict[str, Any]:
+def parse_form(parts: list[FormPart]) -> dict[str, Any]:
     """Return a form's fields and files as the JSON body of a packet, but with the files as bytes instead of base64."""
     names = {part.name for part in parts if part.is_file}
     body: dict[str, Any] = {}
     files: list[tuple[str, bytes]] = []
     metadata: dict[str, list[str]] = {}
     for part in parts:
-        of_file = part.name.removesuffix(METADATA)
-        if part.name.endswith(METADATA) and of_file in names:
+        of_file = part.name.removesuffix(METADATA_SUFFIX)
+        if part.name.endswith(METADATA_SUFFIX) and of_file in names:
             metadata.setdefault(of_file, []).append(_decode_text(part))
         elif part.is_file:
             files.append((part.name, part.data))
         elif part.name not in FIELDS:
             raise InvalidRequest(
-                f"unknown field '{part.name[:SHOWN_CHARS]}': a packet has {', '.join(FIELDS)}, files, and "
-                f"NAME{METADATA} beside the file NAME"
+                f"unknown field '{part.name[:MAX_SHOWN_CHARS]}': a packet has {', '.join(FIELDS)}, files, and "
+                f"NAME{METADATA_SUFFIX} beside the file NAME"
             )
         elif part.name in body:
             raise InvalidRequest(f"the field '{part.name}' is given twice: send it once")
         else:
-            body[part.name] = _parse_number(part) if part.name in NUMBERS else _decode_text(part)
+            body[part.name] = _parse_number(part) if part.name in NUMBER_FIELDS else _decode_text(part)
     body["files"] = [{"metadata": _pop_metadata(metadata, name), "file_data": data} for name, data in files]
     if surplus := next((name for name, left in metadata.items() if left), ""):
         raise InvalidRequest(
-            f"there are more fields '{surplus[:SHOWN_CHARS]}{METADATA}' than files of that name: send one for each file"
+            f"there are more fields '{surplus[:MAX_SHOWN_CHARS]}{METADATA_SUFFIX}' than files of that name: "
+            "send one for each file"
         )
     return body
 
@@ -167,11 +168,11 @@ def _decode_base64(index: int, content: str | bytes) -> bytes:
 
 
 def _parse_number(part: FormPart) -> int | float:
-    kind = NUMBERS[part.name]
+    kind = NUMBER_FIELDS[part.name]
     try:
-        found: int | float = kind(_decode_text(part)[:SHOWN_CHARS])
+        found: int | float = kind(_decode_text(part)[:MAX_SHOWN_CHARS])
     except ValueError as error:
-        raise InvalidRequest(f"the field '{part.name}' is not a number: {part.data[:SHOWN_CHARS]!r}") from error
+        raise InvalidRequest(f"the field '{part.name}' is not a number: {part.data[:MAX_SHOWN_CHARS]!r}") from error
     return found
 
 
@@ -179,4 +180,4 @@ def _decode_text(part: FormPart) -> str:
     try:
         return part.data.decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the field '{part.name[:SHOWN_CHARS]}' is not UTF-8: send UTF-8 text") from error
+        raise InvalidRequest(f"the field '{part.name[:MAX_SHOWN_CHARS]}' is not UTF-8: send UTF-8 text") from error

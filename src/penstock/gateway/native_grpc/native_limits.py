@@ -14,9 +14,9 @@ from penstock.core.config import Limits
 if TYPE_CHECKING:
     from penstock.wire.tcp_connections import ConnectionCounts
 
-CALL_BYTES = 512  # a call's bytes other than its message, at most, if HTTP/2 has compressed its metadata
-BEGUN_BYTES = 33  # every client sends at least this many bytes first
-PING_BYTES = 64  # received from an idle client between two checks
+MAX_CALL_BYTES = 512  # a call's bytes other than its message, at most, if HTTP/2 has compressed its metadata
+MIN_PREFACE_BYTES = 33  # every client sends at least this many bytes first
+MAX_PING_BYTES = 64  # received from an idle client between two checks
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class NativeLimits:
             del self.whole_bytes[peer]
         for peer, counts in connections.items():
             client = self._clients.setdefault(peer, _Client(now, sent_since=now))
-            if counts.received_bytes - client.received_bytes > PING_BYTES:
+            if counts.received_bytes - client.received_bytes > MAX_PING_BYTES:
                 client.sent_since = now
             client.received_bytes, client.taken_bytes = counts.received_bytes, counts.taken_bytes
             while client.answers and client.answers[0][0] <= client.taken_bytes:
@@ -103,7 +103,7 @@ class NativeLimits:
         return {
             peer
             for peer, client in self._clients.items()
-            if (client.received_bytes < BEGUN_BYTES and now - client.since > self._limits.header_timeout_s)
+            if (client.received_bytes < MIN_PREFACE_BYTES and now - client.since > self._limits.header_timeout_s)
             or connections[peer].silent_s > self._idle_s
         }
 

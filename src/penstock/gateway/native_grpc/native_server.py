@@ -20,7 +20,7 @@ import structlog
 
 from penstock.core.config import Limits
 from penstock.core.errors import (
-    BUG,
+    BUG_MESSAGE,
     ConfigError,
     HeadersTooLarge,
     InternalError,
@@ -29,10 +29,10 @@ from penstock.core.errors import (
     RequestTooLarge,
 )
 from penstock.core.principals import ANYBODY, Needs
-from penstock.endpoints.connection_limits import max_grpc_connections, raise_file_limit
-from penstock.gateway.native_grpc.native_limits import CALL_BYTES, NativeLimits
-from penstock.gateway.native_grpc.relay import FILES, Relay
-from penstock.gateway.oip.grpc_service import OipGrpc, infer_reader, refusal_of
+from penstock.endpoints.connection_limits import compute_max_grpc_connections, raise_file_limit
+from penstock.gateway.native_grpc.native_limits import MAX_CALL_BYTES, NativeLimits
+from penstock.gateway.native_grpc.relay import FILES_PER_CONNECTION, Relay
+from penstock.gateway.oip.grpc_service import OipGrpc, create_infer_reader, encode_refusal
 from penstock.gateway.oip.message_size import ENVELOPE_BYTES
 from penstock.telemetry.background import BackgroundTasks
 from penstock.telemetry.repeated_log import RepeatedLog
@@ -43,17 +43,17 @@ now = time.monotonic
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 IO_THREADS = 1
 SOCKET_MODE = 0o666  # the permissions of its folder decide who may connect
-BATCH = 256
+MAX_BATCH = 256
 CHECK_S = 0.1
 COUNT_S = 1.0  # between two counts of all connections while the process does not grow
 GROWN_BYTES = 16 * 1024 * 1024
 COUNTING_SHARE = 20  # counting takes at most 1/20 of the time
-ASK_S = 5.0
+SELF_CALL_TIMEOUT_S = 5.0
 LAST_ANSWERS_S = 0.5
 IDLE_S = 15 * 60.0  # a client whose connection was closed between calls opens another by itself
-CANCEL = 1  # the kind of an event: the client cancelled its call
+CANCEL_EVENT = 1  # the kind of an event: the client cancelled its call
 METADATA_FACTOR = 4  # the native server itself refuses metadata over this multiple of the limit, with UNKNOWN
-FIELD_BYTES = 32  # HTTP/2 counts a field as its name, its value and these bytes
+FIELD_OVERHEAD_BYTES = 32  # HTTP/2 counts a field as its name, its value and these bytes
 
 
 class NativeCall:
@@ -100,14 +100,14 @@ class NativeServer:
         """Create the server. `path`: its unix socket, in a folder that only this user can open."""
         self._path = path
         self._is_behind_edge = edge.is_behind_edge
-        max_connections = max_grpc_connections(limits, raise_file_limit(), FILES)
+        max_connections = compute_max_grpc_connections(limits, raise_file_limit(), FILES_PER_CONNECTION)
         self._relay = Relay(path, max_connections)
         self._edge = edge
         self._needs = needs
         self._limits = limits
         self._is_port_shared = is_port_shared
         self._traffic = edge.traffic
-        self._read = infer_reader(limits, edge.admission)
+        self._read = create_infer_reader(limits, edge.admission)
         self._most_bytes = limits.max_message_bytes + ENVELOPE_BYTES
         self._calls: dict[int, NativeCall] = {}
         # Calls that the native server delivered and the event loop has not started. One thread writes each count.
@@ -171,8 +171,8 @@ class NativeServer:
     async def _find_connection_number(self, native: Any) -> int:
         """Return the number that the native server gave to its last connection, found by a call of our own."""
         async with grpc.aio.insecure_channel(f"unix:{self._path}") as channel:
-            asked = asyncio.ensure_future(channel.unary_unary(METHOD)(b"", timeout=ASK_S))
-            events = await asyncio.to_thread(native.recv_batch_details, 1, int(1000 * ASK_S))
+            asked = asyncio.ensure_future(channel.unary_unary(METHOD)(b"", timeout=SELF_CALL_TIMEOUT_S))
+            events = await asyncio.to_thread(native.recv_batch_details, 1, int(1000 * SELF_CALL_TIMEOUT_S))
             for _, call_id, _, _, _, _ in events or ():
                 native.fail(call_id, grpc.StatusCode.CANCELLED.value[0], "")
             await asyncio.gather(asked, return_exceptions=True)
@@ -196,13 +196,13 @@ class NativeServer:
 
     def _receive_calls(self) -> None:
         native = self._native
-        while (events := native.recv_batch_details(BATCH)) is not None:
+        while (events := native.recv_batch_details(MAX_BATCH)) is not None:
             at = now()
             size = sum([len(event[3]) for event in events if event[3]])
             if self._is_full(len(events), size):
-                events = [event for event in events if event[0] == CANCEL or self._try_count(event)]
+                events = [event for event in events if event[0] == CANCEL_EVENT or self._try_count(event)]
             else:
-                self._delivered += sum([event[0] != CANCEL for event in events])
+                self._delivered += sum([event[0] != CANCEL_EVENT for event in events])
                 self._delivered_bytes += size
             self._batches.append((events, at))
             del events  # free them while the next batch is awaited
@@ -242,7 +242,7 @@ class NativeServer:
     def _start_calls(self, events: list[Any], at: float) -> None:
         calls, whole, begin, peers = self._calls, self._whole_bytes, self._loop.create_task, self._relay.peers
         for kind, call_id, _, payload, _, details in events:
-            if kind == CANCEL:
+            if kind == CANCEL_EVENT:
                 if (left := calls.get(call_id)) is not None:
                     left.cancel()
                 continue
@@ -252,7 +252,7 @@ class NativeServer:
             self._started += 1
             self._started_bytes += size
             if not self._is_behind_edge:
-                whole[peer] = whole.get(peer, 0) + size + CALL_BYTES
+                whole[peer] = whole.get(peer, 0) + size + MAX_CALL_BYTES
             call = calls[call_id] = NativeCall(metadata, peer, None if left_s is None else at + left_s)
             call.task = begin(self._answer(call_id, payload, call), name="ModelInfer")
 
@@ -273,7 +273,7 @@ class NativeServer:
             self._fail_call(call_id, error)
         except Exception:
             log.exception("bug", where="grpc", method="ModelInfer")
-            self._fail_call(call_id, InternalError(BUG))
+            self._fail_call(call_id, InternalError(BUG_MESSAGE))
         finally:
             if call.on_taken is not None:
                 call.on_taken(call)
@@ -283,7 +283,7 @@ class NativeServer:
     def _check_size(self, metadata: Sequence[tuple[str, str | bytes]], size: int) -> None:
         """Raise if grpcio would refuse the call for its size."""
         limits = self._limits
-        if sum([FIELD_BYTES + len(name) + len(value) for name, value in metadata]) > limits.max_header_bytes:
+        if sum([FIELD_OVERHEAD_BYTES + len(name) + len(value) for name, value in metadata]) > limits.max_header_bytes:
             raise HeadersTooLarge(
                 f"the metadata is over limits.max_header_bytes ({limits.max_header_bytes}): send less"
             )
@@ -302,7 +302,7 @@ class NativeServer:
             self._watch.track_answer(peer, len(data), partial(on_taken, call))
 
     def _fail_call(self, call_id: int, error: PenstockError) -> None:
-        code, message, metadata = refusal_of(error)
+        code, message, metadata = encode_refusal(error)
         self._native.fail(call_id, code.value[0], message, metadata)
 
     # --- limits on the bytes that the native server holds
@@ -317,12 +317,14 @@ class NativeServer:
 
     def _count_connections(self) -> None:
         inside = len(self._calls) + self._delivered - self._started
-        if gone := self._watch.check(self._counter.count(), unseen_calls(self._native.metrics(), inside), now()):
+        if gone := self._watch.check(
+            self._counter.count(), count_undelivered_calls(self._native.metrics(), inside), now()
+        ):
             self._cut.add(len(gone), advice="limits.* bound what clients may hold")
             close_peer_connections(gone)
 
 
-def unseen_calls(metrics: Mapping[str, Any] | None, inside: int) -> int:
+def count_undelivered_calls(metrics: Mapping[str, Any] | None, inside: int) -> int:
     """Return the number of calls that the native server has started but not delivered. `inside`: delivered calls.
 
     Without metrics, return 1, so that `NativeLimits` does not count partial messages as whole messages.

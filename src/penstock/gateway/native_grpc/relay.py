@@ -10,17 +10,19 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from penstock.telemetry.repeated_log import RepeatedLog
-from penstock.wire.tcp_connections import own_sockets
+from penstock.wire.tcp_connections import iterate_own_sockets
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 16
-PAUSE_S = 0.5  # before the next attempt to accept, if there are no files left
+ACCEPT_PAUSE_S = 0.5  # before the next attempt to accept, if there are no files left
 READ_BYTES = 256 * 1024
 HELD_BYTES = 4 * 1024 * 1024  # size of the widened socket buffers; the system may give less
 LARGE_BYTES = 128 * 1024  # a read of more bytes widens the buffers, because it exceeds the default buffer
 WIDEN_S = 1.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of every HTTP/2 client
-FILES = 3  # open files per connection: the client's socket, and both ends of the connection to the native server
+FILES_PER_CONNECTION = (
+    3  # open files per connection: the client's socket, and both ends of the connection to the native server
+)
 
 
 class Relay:
@@ -86,7 +88,7 @@ class Relay:
             except OSError as error:  # usually, because no more files can be opened
                 self._refused.add(error=error.strerror)
                 self._loop.remove_reader(listening.fileno())
-                self._loop.call_later(PAUSE_S, self._listen, listening)
+                self._loop.call_later(ACCEPT_PAUSE_S, self._listen, listening)
                 return
             self._connect_client(client)
 
@@ -101,7 +103,7 @@ class Relay:
             return
         native: socket.socket | None = None
         try:
-            peer = _peer_name(client)
+            peer = _format_peer(client)
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             native = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -129,7 +131,7 @@ class Relay:
             return False
         self._widen_from = self._loop.time() + WIDEN_S
         with ExitStack() as stack:
-            for opened in own_sockets(stack):
+            for opened in iterate_own_sockets(stack):
                 if opened.family == socket.AF_UNIX and opened.getsockname() == str(self._path):
                     opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HELD_BYTES)
         return True
@@ -222,7 +224,7 @@ class _Pair:
             self._relay.pair_closed(self, self._name)
 
 
-def _peer_name(client: socket.socket) -> str:
+def _format_peer(client: socket.socket) -> str:
     """Return the client's address in gRPC's notation."""
     host, port = client.getpeername()[:2]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -8,7 +8,7 @@ from penstock.core.errors import ConfigError
 from penstock.wire.tcp_connections import can_count
 
 NATIVE, GRPCIO = "native", "grpcio"
-INSTALL = "pip install 'penstock-serve[native]'"
+INSTALL_COMMAND = "pip install 'penstock-serve[native]'"
 
 
 class GrpcChoice(NamedTuple):
@@ -58,4 +58,4 @@ def _find_obstacle(config: Config) -> str:
 
 
 def _find_missing_package() -> str:
-    return "" if find_spec("pygrpc_native") is not None else f"pygrpc-native is not installed ({INSTALL})"
+    return "" if find_spec("pygrpc_native") is not None else f"pygrpc-native is not installed ({INSTALL_COMMAND})"

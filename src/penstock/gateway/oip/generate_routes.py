@@ -17,14 +17,14 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, TensorSpec
 from penstock.endpoints import statuses
 from penstock.endpoints.http import schemas
-from penstock.endpoints.http.event_stream import EVENT_STREAM, EventStream, json_event
-from penstock.endpoints.http.openapi import REF, Route, path_names
+from penstock.endpoints.http.event_stream import EVENT_STREAM, EventStream, encode_json_event
+from penstock.endpoints.http.openapi import SCHEMA_REFERENCE, Route, read_path_names
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http_calls import RestCall, RestCalls
-from penstock.gateway.oip.json_tensors import fill_shape, flatten, is_structured, json_data, pack_elements
+from penstock.gateway.oip.json_tensors import fill_shape, flatten, is_structured, pack_elements, to_json_data
 from penstock.gateway.oip.rest_codec import LIMITS, MAX_ID, check_counts, decode_parameters
 
-EVENTS = {EVENT_STREAM: {"schema": {"$ref": REF.format(model="GenerateAnswer")}}}
+EVENTS_SCHEMA = {EVENT_STREAM: {"schema": {"$ref": SCHEMA_REFERENCE.format(model="GenerateAnswer")}}}
 PARAMETERS = "parameters"
 ID = "id"
 
@@ -88,13 +88,13 @@ def _to_json_text(value: Any) -> str:
 
 def _to_json_value(tensor: Tensor, max_values: int) -> Any:
     """Return a tensor as a flat list; a tensor with one element as a plain value."""
-    found = json_data(tensor, max_values)
+    found = to_json_data(tensor, max_values)
     if len(found) != 1:
         return found
     return found[0] if tensor.datatype == BYTES else found[0].item()
 
 
-def _generate_paths(end: str) -> tuple[str, str]:
+def _make_paths(end: str) -> tuple[str, str]:
     return f"/v2/models/{{model}}/{end}", f"/v2/models/{{model}}/versions/{{version}}/{end}"
 
 
@@ -105,7 +105,7 @@ class GenerateRest:
 
     @Route(
         "POST",
-        _generate_paths("generate"),
+        _make_paths("generate"),
         "Generate, and return one answer",
         schemas.GENERATE_DESCRIPTION,
         needs=INFERENCE_SCOPES,
@@ -120,12 +120,12 @@ class GenerateRest:
 
     @Route(
         "POST",
-        _generate_paths("generate_stream"),
+        _make_paths("generate_stream"),
         "Generate, and stream the answer",
         "Like `generate`. Each event has the output since the previous one. A later error is sent as an event.",
         needs=INFERENCE_SCOPES,
         body=schemas.GenerateBody,
-        binary_answer=EVENTS,
+        binary_answer=EVENTS_SCHEMA,
     )
     async def generate_stream(self, request: Request) -> Response:
         call, decoded, _ = await self._read_call(request)
@@ -133,7 +133,7 @@ class GenerateRest:
 
     async def _read_call(self, request: Request) -> tuple[RestCall, InferRequest, bool]:
         """Return the call, its request, and whether its model may give several answers."""
-        model, version = path_names(request)
+        model, version = read_path_names(request)
         with self._calls.counting_rejected(request):
             call = await self._calls.read(request)
             block = await self._catalogue.block(model, version, call.principal)
@@ -160,8 +160,8 @@ class GenerateRest:
         async with aclosing(self._calls.stream(call, request)) as responses:
             async for response in responses:
                 if response.outputs:
-                    yield json_event(encode_generate(response, has_id, self._calls.limits))
+                    yield encode_json_event(encode_generate(response, has_id, self._calls.limits))
 
 
 def _encode_error_event(error: PenstockError) -> bytes:
-    return json_event({"error": statuses.public_message(error)})
+    return encode_json_event({"error": statuses.make_public_message(error)})

@@ -9,14 +9,14 @@ from google.protobuf.message import DecodeError
 from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.requests import InferRequest, InferResponse, Parameter
-from penstock.core.tensors import BYTES, NUMPY_TYPES, Buffer, Tensor, pack_bytes, pieces
+from penstock.core.tensors import BYTES, NUMPY_TYPES, Buffer, Tensor, pack_bytes, split_into_pieces
 from penstock.gateway.oip.message_size import TypedMessage, check_contents
-from penstock.gateway.shared_memory.region import NO_TARGETS, REGION, RegionPlace, RegionTarget, Targets, place_of
+from penstock.gateway.shared_memory.region import NO_TARGETS, REGION, RegionPlace, RegionTarget, Targets, read_place
 from penstock.gateway.shared_memory.regions import SharedMemory, require_memory
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # The field of InferTensorContents for each datatype. FP16 and BF16 are sent in raw_input_contents only.
-_CONTENTS = {
+_CONTENTS_FIELDS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
     "INT16": "int_contents",
@@ -31,8 +31,8 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 LIMITS = Limits()  # the defaults
-_RAW_OUTPUT = b"\x32"  # the tag of raw_output_contents
-_PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+_RAW_OUTPUT_TAG = b"\x32"  # the tag of raw_output_contents
+_PARAMETER_FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
 def decode_request(
@@ -113,7 +113,7 @@ def encode_response(
 
 
 class SerializedResponse:
-    """A serialized answer, in place of a message."""
+    """A serialized answer, which gRPC sends in place of a protobuf message."""
 
     __slots__ = ("_data",)
 
@@ -133,7 +133,7 @@ def serialize_response(
     encoded, contents = _encode_head(response, message, targets)
     parts: list[Buffer] = [encoded.SerializeToString()]
     for content in contents:
-        parts += (_RAW_OUTPUT + _encode_varint(len(content)), content)
+        parts += (_RAW_OUTPUT_TAG + _encode_varint(len(content)), content)
     return SerializedResponse(b"".join(parts))
 
 
@@ -176,7 +176,7 @@ def _put_parameters(
     encoded: "pb.ModelInferResponse | pb.ModelInferResponse.InferOutputTensor", parameters: Mapping[str, Parameter]
 ) -> None:
     for name, value in parameters.items():
-        setattr(encoded.parameters[name], _PARAMETERS[type(value)], value)
+        setattr(encoded.parameters[name], _PARAMETER_FIELDS[type(value)], value)
 
 
 def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
@@ -216,11 +216,11 @@ def _gather_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None) -
 
 
 def _find_region_place(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
-    return place_of(what, decode_parameters(parameters)) if REGION in parameters else None
+    return read_place(what, decode_parameters(parameters)) if REGION in parameters else None
 
 
 def _decode_contents(tensor: Any) -> Tensor:
-    field = _CONTENTS.get(tensor.datatype)
+    field = _CONTENTS_FIELDS.get(tensor.datatype)
     if field is None:
         problem = "is unknown" if tensor.datatype not in NUMPY_TYPES else "must be sent in raw_input_contents"
         raise InvalidTensor(f"input '{tensor.name}': datatype '{tensor.datatype}' {problem}")
@@ -230,7 +230,7 @@ def _decode_contents(tensor: Any) -> Tensor:
     else:
         dtype = NUMPY_TYPES[tensor.datatype]
         try:
-            data = b"".join([np.array(piece, dtype=dtype).tobytes() for piece in pieces(values)])
+            data = b"".join([np.array(piece, dtype=dtype).tobytes() for piece in split_into_pieces(values)])
         except (OverflowError, ValueError) as error:
             raise InvalidTensor(f"input '{tensor.name}' has values that {tensor.datatype} cannot hold") from error
     return Tensor(tensor.name, tensor.datatype, tuple(tensor.shape), data)

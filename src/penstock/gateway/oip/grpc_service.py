@@ -13,12 +13,19 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from penstock.core.config import SERVER_NAME, Limits
-from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError, RequestTooLarge, without_trace
+from penstock.core.errors import (
+    BUG_MESSAGE,
+    InternalError,
+    InvalidRequest,
+    PenstockError,
+    RequestTooLarge,
+    remove_trace,
+)
 from penstock.core.principals import ADMIN_SCOPES, ANY_SCOPE, ANYBODY, INFERENCE_SCOPES, VIEW_SCOPES, Needs, Principal
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.endpoints import statuses
 from penstock.endpoints.credentials import Credentials
-from penstock.endpoints.edge_identity import identity_of_metadata
+from penstock.endpoints.edge_identity import read_metadata_identity
 from penstock.endpoints.grpc.grpc_traffic import GrpcTraffic
 from penstock.endpoints.guard import Guard, needs_scope
 from penstock.endpoints.large_messages import HUGE_BYTES, LARGE_BYTES, LargeMessagePool
@@ -35,18 +42,18 @@ from penstock.gateway.oip.grpc_codec import (
 from penstock.gateway.oip.message_size import TypedMessage, find_contents
 from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
 from penstock.gateway.shared_memory.regions import SharedMemory
-from penstock.gateway.websocket.request_stream import FINAL, RequestStream
+from penstock.gateway.websocket.request_stream import FINAL_PARAMETER, RequestStream
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.serving.admission import Admission
 from penstock.serving.serve import Serving
-from penstock.wire.credentials.certificate_names import names_of_call
+from penstock.wire.credentials.certificate_names import read_call_names
 
 log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext
 # Metadata of a client that matches answers by id, and wants each answer as soon as it is ready.
-UNORDERED = "penstock-unordered"
+UNORDERED_HEADER = "penstock-unordered"
 # Metadata of a client that wants one whole answer per request, also from models that can answer in parts.
-SINGLE = "penstock-single"
+SINGLE_HEADER = "penstock-single"
 # The result of reading a message: parsed, still unparsed because it is large, or an error. If the reader raised, gRPC
 # would answer with UNKNOWN, and never end the stream.
 InferMessage: TypeAlias = pb.ModelInferRequest | TypedMessage | PenstockError
@@ -82,9 +89,9 @@ class OipGrpc:
         if not self.guard.reads_certificates:
             certificate: tuple[str, ...] = ()
         elif self.is_behind_edge:
-            certificate = identity_of_metadata(metadata).certificate
+            certificate = read_metadata_identity(metadata).certificate
         else:
-            certificate = names_of_call(context.auth_context())
+            certificate = read_call_names(context.auth_context())
         shown = Credentials.of_metadata(metadata, certificate)
         try:
             return self.guard.admit(shown, needs, time.time())
@@ -93,7 +100,9 @@ class OipGrpc:
             raise
 
     def _peer_of(self, context: Context) -> str:
-        return identity_of_metadata(context.invocation_metadata() or ()).peer if self.is_behind_edge else context.peer()
+        return (
+            read_metadata_identity(context.invocation_metadata() or ()).peer if self.is_behind_edge else context.peer()
+        )
 
     @needs_scope(*INFERENCE_SCOPES)
     async def ModelInfer(
@@ -105,7 +114,7 @@ class OipGrpc:
             request, targets = self._decode(message, context, principal, "grpc")
         response = await self._serving.serve(request)
         if request.limit_statuses:
-            context.set_trailing_metadata(tuple(statuses.limit_headers(request.limit_statuses).items()))
+            context.set_trailing_metadata(tuple(statuses.make_limit_headers(request.limit_statuses).items()))
         size_bytes = sum([len(tensor.data) for tensor in response.outputs])
         if size_bytes > LARGE_BYTES:
             self.traffic.hold_answer(context, size_bytes)
@@ -120,7 +129,7 @@ class OipGrpc:
         metadata = dict(context.invocation_metadata() or ())
         admit = partial(self._admit_again, context)
         stream: RequestStream[pb.ModelStreamInferResponse] = RequestStream(
-            self._serving, UNORDERED not in metadata, "grpc-stream", admit, SINGLE in metadata
+            self._serving, UNORDERED_HEADER not in metadata, "grpc-stream", admit, SINGLE_HEADER in metadata
         )
         try:
             await stream.run(self._read_exchanges(context), context.write)
@@ -187,7 +196,7 @@ class OipGrpc:
         request.principal = principal
         request.timeout_s = context.time_remaining()
         if self.is_behind_edge:
-            request.client = identity_of_metadata(context.invocation_metadata() or ()).client[0]
+            request.client = read_metadata_identity(context.invocation_metadata() or ()).client[0]
         else:
             request.client = context.peer()[5:].rpartition(":")[0] or self.default_client
         if self._serving.is_traced:
@@ -217,25 +226,25 @@ class OipGrpc:
     @needs_scope(*VIEW_SCOPES)
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, principal: Principal) -> pb.ModelMetadataResponse:
         block = await self._catalogue.block(message.name, message.version, principal)
-        return model_config.metadata(block, self._catalogue.resolver.versions(message.name, principal))
+        return model_config.make_metadata(block, self._catalogue.resolver.versions(message.name, principal))
 
     @needs_scope(*VIEW_SCOPES)
     async def ModelConfig(self, message: pb.ModelConfigRequest, principal: Principal) -> pb.ModelConfigResponse:
         block = await self._catalogue.block(message.name, message.version, principal)
-        return pb.ModelConfigResponse(config=model_config.model_config(block))
+        return pb.ModelConfigResponse(config=model_config.make_model_config(block))
 
     @needs_scope(*VIEW_SCOPES)
     async def ModelStatistics(
         self, message: pb.ModelStatisticsRequest, principal: Principal
     ) -> pb.ModelStatisticsResponse:
         found = await self._catalogue.statistics(message.name, message.version, principal)
-        return pb.ModelStatisticsResponse(model_stats=[model_config.statistics(block) for block in found])
+        return pb.ModelStatisticsResponse(model_stats=[model_config.make_statistics(block) for block in found])
 
     @needs_scope(*VIEW_SCOPES)
     async def RepositoryIndex(
         self, message: pb.RepositoryIndexRequest, principal: Principal
     ) -> pb.RepositoryIndexResponse:
-        return model_config.index(self._catalogue.resolver.views(principal), message.ready)
+        return model_config.make_index(self._catalogue.resolver.views(principal), message.ready)
 
     @needs_scope(*ADMIN_SCOPES)
     async def RepositoryModelLoad(
@@ -265,26 +274,26 @@ class _GrpcExchange:
 
     async def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[pb.ModelStreamInferResponse, int]:
         encoded = encode_response(response, self.message, self.targets)
-        encoded.parameters[FINAL].bool_param = response.is_final  # on every answer, as Triton does
+        encoded.parameters[FINAL_PARAMETER].bool_param = response.is_final  # on every answer, as Triton does
         size_bytes = sum([len(tensor.data) for tensor in response.outputs])
         return pb.ModelStreamInferResponse(infer_response=encoded), size_bytes
 
     def refuse(self, error: PenstockError) -> tuple[pb.ModelStreamInferResponse, int]:
         failed = pb.ModelInferResponse(model_name=self.message.model_name, id=self.message.id)
         failed.parameters["penstock-code"].string_param = error.code
-        for name, value in statuses.details(error).items():
+        for name, value in statuses.make_details(error).items():
             if isinstance(value, str):
                 failed.parameters[name].string_param = value
             else:
                 failed.parameters[name].double_param = value
-        failed.parameters[FINAL].bool_param = True
-        return pb.ModelStreamInferResponse(error_message=statuses.public_message(error), infer_response=failed), 0
+        failed.parameters[FINAL_PARAMETER].bool_param = True
+        return pb.ModelStreamInferResponse(error_message=statuses.make_public_message(error), infer_response=failed), 0
 
 
-def with_message(
+def wrap_with_message(
     answer: Callable[..., Awaitable[Any]], traffic: GrpcTraffic, may_be_large: bool = True
 ) -> Callable[..., Awaitable[Any]]:
-    """Wrap a method with a single message, so that GrpcTraffic awaits the message instead of gRPC."""
+    """Wrap a method that takes a single message, so that GrpcTraffic and not gRPC reads the message."""
 
     async def answer_received(_: object, context: Context, principal: Principal) -> Any:
         traffic.running += 1
@@ -299,7 +308,9 @@ def with_message(
     return answer_received
 
 
-def with_guard(name: str, answer: Callable[..., Awaitable[Any]], edge: OipGrpc, needs: Needs) -> Callable[..., Any]:
+def wrap_with_guard(
+    name: str, answer: Callable[..., Awaitable[Any]], edge: OipGrpc, needs: Needs
+) -> Callable[..., Any]:
     """Wrap a method: check the caller before any message is awaited, and turn errors into statuses.
 
     gRPC itself would answer with UNKNOWN and the text of the exception.
@@ -311,12 +322,12 @@ def with_guard(name: str, answer: Callable[..., Awaitable[Any]], edge: OipGrpc, 
             principal = ANYBODY if guard.is_open else edge.admit(context, needs)
             return await answer(message, context, principal)
         except PenstockError as error:
-            refusal = refusal_of(error)
+            refusal = encode_refusal(error)
         except grpc.aio.AbortError:
             raise
         except Exception:
             log.exception("bug", where="grpc", method=name)
-            refusal = refusal_of(InternalError(BUG))
+            refusal = encode_refusal(InternalError(BUG_MESSAGE))
         # The context keeps the exception of `abort`, whose traceback keeps this frame. So the message must be deleted
         # here, and no other error may be in handling.
         del message
@@ -328,13 +339,13 @@ def with_guard(name: str, answer: Callable[..., Awaitable[Any]], edge: OipGrpc, 
     return answer_or_abort
 
 
-def refusal_of(error: PenstockError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+def encode_refusal(error: PenstockError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     # gRPC would leave the call unanswered if the message could not be encoded.
-    message = statuses.public_message(error).encode(errors="replace").decode()
-    return statuses.grpc_code(error), message, tuple(statuses.headers(error).items())
+    message = statuses.make_public_message(error).encode(errors="replace").decode()
+    return statuses.get_grpc_code(error), message, tuple(statuses.make_headers(error).items())
 
 
-def infer_reader(limits: Limits, admission: Admission) -> Callable[[bytes], InferMessage]:
+def create_infer_reader(limits: Limits, admission: Admission) -> Callable[[bytes], InferMessage]:
     """Return the reader of inference messages.
 
     It parses small messages, and large messages with raw tensors after a check. It leaves huge messages, and messages
@@ -353,12 +364,12 @@ def infer_reader(limits: Limits, admission: Admission) -> Callable[[bytes], Infe
         except DecodeError:
             return InvalidRequest("the message is not an inference.ModelInferRequest")
         except PenstockError as error:
-            return without_trace(error)
+            return remove_trace(error)
 
     return read
 
 
-def control_reader(parse: Callable[[bytes], Any], max_bytes: int) -> Callable[[bytes], Any]:
+def create_control_reader(parse: Callable[[bytes], Any], max_bytes: int) -> Callable[[bytes], Any]:
     """Return a reader for the messages of methods that do not infer, with a bound on their size."""
 
     def read(data: bytes) -> Any:
@@ -374,7 +385,7 @@ def control_reader(parse: Callable[[bytes], Any], max_bytes: int) -> Callable[[b
     return read
 
 
-def with_readable_message(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def wrap_with_readable_message(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Wrap a method so that it raises the error of a message that could not be read."""
 
     async def answer_readable(message: Any, context: Context, principal: Principal) -> Any:

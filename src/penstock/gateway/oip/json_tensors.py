@@ -13,18 +13,18 @@ from penstock.core.tensors import (
     ITEM_SIZES,
     MAX_RANK,
     NUMPY_TYPES,
-    PIECE,
+    PIECE_ELEMENTS,
     Array,
     Tensor,
     TensorSpec,
     pack_bytes,
-    pieces,
+    split_into_pieces,
     unpack_bytes,
 )
 
 MAX_DIMENSION = 2**63 - 1
-HALVES = ("FP16", "BF16")  # the protocol defines no JSON notation for these
-KINDS: Mapping[str, frozenset[type]] = {
+HALF_PRECISION_DATATYPES = ("FP16", "BF16")  # the protocol defines no JSON notation for these
+ELEMENT_TYPES: Mapping[str, frozenset[type]] = {
     **{name: frozenset({int}) for name in ITEM_SIZES if "INT" in name},
     **{name: frozenset({int, float}) for name in ("FP16", "BF16", "FP32", "FP64")},
     "BOOL": frozenset({bool}),
@@ -33,7 +33,7 @@ KINDS: Mapping[str, frozenset[type]] = {
 
 
 def pack_list(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> bytes:
-    if datatype in HALVES:
+    if datatype in HALF_PRECISION_DATATYPES:
         raise InvalidTensor(f"input '{name}' is {datatype}, which JSON cannot hold: send it as binary data")
     flat, lengths = flatten(name, data)
     if len(flat) != prod(shape) or (len(lengths) > 1 and lengths != shape):
@@ -57,9 +57,9 @@ def flatten(name: str, data: Any) -> tuple[list[Any], tuple[int, ...]]:
 
 
 def pack_elements(name: str, datatype: str, flat: Sequence[Any]) -> bytes:
-    if len(flat) > PIECE:
-        return b"".join([pack_elements(name, datatype, piece) for piece in pieces(flat)])
-    allowed = KINDS.get(datatype)
+    if len(flat) > PIECE_ELEMENTS:
+        return b"".join([pack_elements(name, datatype, piece) for piece in split_into_pieces(flat)])
+    allowed = ELEMENT_TYPES.get(datatype)
     if allowed is None:
         raise InvalidTensor(f"input '{name}' has unknown datatype '{datatype[:80]}'")
     if not allowed.issuperset(map(type, flat)):
@@ -69,7 +69,7 @@ def pack_elements(name: str, datatype: str, flat: Sequence[Any]) -> bytes:
         return pack_bytes(flat)
     try:
         with np.errstate(over="raise"):
-            wide = np.float32 if datatype in HALVES else NUMPY_TYPES[datatype]
+            wide = np.float32 if datatype in HALF_PRECISION_DATATYPES else NUMPY_TYPES[datatype]
             return np.array(flat, dtype=wide).astype(NUMPY_TYPES[datatype], copy=False).tobytes()
     except (OverflowError, FloatingPointError) as error:
         raise InvalidTensor(f"'data' of input '{name}' has values that {datatype} cannot hold") from error
@@ -101,7 +101,7 @@ def fill_shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def json_array(tensor: Tensor) -> Array:
+def to_json_array(tensor: Tensor) -> Array:
     """Return a tensor's numbers, or raise InvalidRequest for infinities. NaN becomes null in JSON."""
     array = np.frombuffer(tensor.data, dtype=NUMPY_TYPES[tensor.datatype])
     if array.dtype.kind == "f" and np.isinf(array).any():
@@ -120,14 +120,14 @@ def check_elements(tensor: Tensor, max_values: int) -> None:
         )
 
 
-def json_data(tensor: Tensor, max_values: int) -> Any:
+def to_json_data(tensor: Tensor, max_values: int) -> Any:
     check_elements(tensor, max_values)
-    if tensor.datatype in HALVES:
+    if tensor.datatype in HALF_PRECISION_DATATYPES:
         raise InvalidRequest(
             f"output '{tensor.name}' is {tensor.datatype}, which JSON cannot hold: request it with binary_data"
         )
     if tensor.datatype != BYTES:
-        return json_array(tensor)
+        return to_json_array(tensor)
     try:
         return [element.decode() for element in unpack_bytes(tensor)]
     except UnicodeDecodeError as error:

@@ -17,14 +17,14 @@ FIXED_BYTES = {1: 8, 5: 4}
 # Fields of ModelInferRequest, and of its InferInputTensor.
 PARAMETERS, INPUTS, OUTPUTS, RAW = 4, 5, 6, 7
 CONTENTS = 5
-FIELDS_OF_TENSOR = 16  # including parameters and raw bytes; far more than any tensor has
+MAX_FIELDS_PER_TENSOR = 16  # including parameters and raw bytes; far more than any tensor has
 # Fields of InferTensorContents: numbers of a fixed size, and byte strings. The others are packed varints.
 ITEM_BYTES = {6: 4, 7: 8}
 TEXTS = 8
 SHORT_TEXT = TEXTS << 3 | BYTES  # the tag before the length of a text
-FIELDS_OF_CONTENTS = 1024 * 1024  # limit for all typed contents; short texts at their start are not counted
-MESSAGE = "an inference.ModelInferRequest"
-COUNTED = {PARAMETERS: "parameters", INPUTS: "inputs", OUTPUTS: "outputs", RAW: "raw_input_contents"}
+MAX_CONTENTS_FIELDS = 1024 * 1024  # limit for all typed contents; short texts at their start are not counted
+MESSAGE_NAME = "an inference.ModelInferRequest"
+COUNTED_FIELDS = {PARAMETERS: "parameters", INPUTS: "inputs", OUTPUTS: "outputs", RAW: "raw_input_contents"}
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ def find_contents(data: bytes, limits: Limits) -> list[tuple[int, int]]:
     Raise RequestTooLarge if the message has too many fields, or too many bytes besides its tensors.
     """
     spans: list[tuple[int, int]] = []
-    counts = dict.fromkeys(COUNTED, 0)
+    counts = dict.fromkeys(COUNTED_FIELDS, 0)
     other_bytes = len(data)
-    walk = FieldWalk(data, FIELDS_OF_TENSOR * limits.max_tensors + limits.max_parameters)
+    walk = FieldWalk(data, MAX_FIELDS_PER_TENSOR * limits.max_tensors + limits.max_parameters)
     for field, kind, start, end in walk.fields(0, len(data)):
         if field not in counts or kind != BYTES:
             continue
         counts[field] += 1
-        what = COUNTED[field]
+        what = COUNTED_FIELDS[field]
         most = limits.max_parameters if field == PARAMETERS else limits.max_tensors
         if counts[field] > most:
             raise RequestTooLarge(f"the request has more than {most} {what}: send fewer")
@@ -78,7 +78,7 @@ def find_contents(data: bytes, limits: Limits) -> list[tuple[int, int]]:
 def check_contents(message: TypedMessage, limits: Limits) -> None:
     """Raise RequestTooLarge if the typed contents have too many elements."""
     data, left = message.data, limits.max_values
-    walk = FieldWalk(data, FIELDS_OF_CONTENTS)
+    walk = FieldWalk(data, MAX_CONTENTS_FIELDS)
     for start, end in message.spans:
         start, left = _skip_texts(data, start, end, left)
         for field, kind, first, last in walk.fields(start, end):
@@ -116,7 +116,7 @@ def _count_packed(data: bytes, field: int, start: int, end: int) -> int:
 class FieldWalk:
     """Iterates over protobuf fields, up to a maximum number. Raises InvalidRequest for invalid protobuf."""
 
-    def __init__(self, data: bytes, most: int, message: str = MESSAGE) -> None:
+    def __init__(self, data: bytes, most: int, message: str = MESSAGE_NAME) -> None:
         """Prepare a walk over at most `most` fields. `message` names the message in errors, with an article."""
         self._data = data
         self._most = self._left = most

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.error_text import for_clients
+from penstock.core.error_text import clean_for_clients
 from penstock.core.settings import BlockSettings, QueuePolicy
 from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BlockStatistics
 from penstock.core.tensors import TensorSpec
@@ -30,26 +30,26 @@ INDEX_STATES = {
 }
 
 
-def index(views: Iterable[BlockView], only_ready: bool) -> pb.RepositoryIndexResponse:
+def make_index(views: Iterable[BlockView], only_ready: bool) -> pb.RepositoryIndexResponse:
     found = pb.RepositoryIndexResponse()
     for view in views:
         state = INDEX_STATES[view.state]
         if state == READY or not only_ready:
-            found.models.add(name=view.model, version=view.version, state=state, reason=for_clients(view.reason))
+            found.models.add(name=view.model, version=view.version, state=state, reason=clean_for_clients(view.reason))
     return found
 
 
-def metadata(block: BlockDescription, versions: list[str]) -> pb.ModelMetadataResponse:
+def make_metadata(block: BlockDescription, versions: list[str]) -> pb.ModelMetadataResponse:
     return pb.ModelMetadataResponse(
         name=block.model,
         versions=versions,
         platform=block.platform,
-        inputs=[_tensor_metadata(spec) for spec in block.inputs],
-        outputs=[_tensor_metadata(spec) for spec in block.outputs],
+        inputs=[_make_tensor_metadata(spec) for spec in block.inputs],
+        outputs=[_make_tensor_metadata(spec) for spec in block.outputs],
     )
 
 
-def model_config(block: BlockDescription) -> config_pb.ModelConfig:
+def make_model_config(block: BlockDescription) -> config_pb.ModelConfig:
     settings = block.settings
     skip = 1 if block.max_batch_size else 0
     config = config_pb.ModelConfig(
@@ -67,7 +67,7 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
             config_pb.ModelOutput(name=spec.name, data_type=_to_data_type(spec), dims=spec.shape[skip:])
             for spec in block.outputs
         ],
-        instance_group=[_instance_group(block)],
+        instance_group=[_make_instance_group(block)],
         default_model_filename=settings.file,
     )
     config.version_policy.latest.num_versions = 1
@@ -97,12 +97,12 @@ def _put_batching(batching: config_pb.ModelDynamicBatching, settings: BlockSetti
     if priorities.levels > 1:
         batching.priority_levels, batching.default_priority_level = priorities.levels, priorities.default
     if priorities.queue != QueuePolicy():
-        batching.default_queue_policy.CopyFrom(_queue_policy(priorities.queue))
+        batching.default_queue_policy.CopyFrom(_make_queue_policy(priorities.queue))
     for level, policy in priorities.by_level.items():
-        batching.priority_queue_policy[level].CopyFrom(_queue_policy(policy))
+        batching.priority_queue_policy[level].CopyFrom(_make_queue_policy(policy))
 
 
-def _queue_policy(policy: QueuePolicy) -> config_pb.ModelQueuePolicy:
+def _make_queue_policy(policy: QueuePolicy) -> config_pb.ModelQueuePolicy:
     kind = config_pb.ModelQueuePolicy
     return kind(
         timeout_action=kind.DELAY if policy.on_timeout == "delay" else kind.REJECT,
@@ -112,7 +112,7 @@ def _queue_policy(policy: QueuePolicy) -> config_pb.ModelQueuePolicy:
     )
 
 
-def _instance_group(block: BlockDescription) -> config_pb.ModelInstanceGroup:
+def _make_instance_group(block: BlockDescription) -> config_pb.ModelInstanceGroup:
     kind, _, index = block.device.partition(":")
     group = config_pb.ModelInstanceGroup
     return group(
@@ -123,7 +123,7 @@ def _instance_group(block: BlockDescription) -> config_pb.ModelInstanceGroup:
     )
 
 
-def statistics(found: BlockStatistics) -> pb.ModelStatistics:
+def make_statistics(found: BlockStatistics) -> pb.ModelStatistics:
     return pb.ModelStatistics(
         name=found.model,
         version=found.version,
@@ -147,7 +147,7 @@ def _cap_count(value: int) -> int:
     return min(value, MAX_COUNT)
 
 
-def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+def _make_tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=spec.shape)
 
 
@@ -156,7 +156,7 @@ def _to_data_type(spec: TensorSpec) -> str:
     return f"TYPE_{name}"
 
 
-def as_json(message: Message) -> dict[str, object]:
+def to_json(message: Message) -> dict[str, object]:
     """Return a message as JSON like Triton's: original field names, 64-bit numbers as numbers, enum names."""
     found: dict[str, object] = {}
     for field in message.DESCRIPTOR.fields:
@@ -172,7 +172,7 @@ def as_json(message: Message) -> dict[str, object]:
 
 def _to_json_value(field: Any, value: Any) -> object:
     if isinstance(value, Message):
-        return as_json(value)
+        return to_json(value)
     if field.enum_type is not None:
         return field.enum_type.values_by_number[value].name
     return value.decode("latin-1") if isinstance(value, bytes) else value

@@ -15,15 +15,15 @@ from penstock.core.requests import InferRequest, InferResponse, Parameter
 from penstock.core.tensors import BYTES, ITEM_SIZES, Buffer, Tensor, check_tensor, pack_bytes
 from penstock.endpoints.http.http_message import parse_object
 from penstock.endpoints.large_messages import LARGE_BYTES
-from penstock.gateway.oip.json_tensors import KINDS, check_shape, json_data, pack_list
-from penstock.gateway.shared_memory.region import REGION, RegionPlace, RegionTarget, Targets, place_of
+from penstock.gateway.oip.json_tensors import ELEMENT_TYPES, check_shape, pack_list, to_json_data
+from penstock.gateway.shared_memory.region import REGION, RegionPlace, RegionTarget, Targets, read_place
 from penstock.gateway.shared_memory.regions import SharedMemory, require_memory
 
 MAX_NAME = 256
 MAX_ID = 1024
 MAX_PARAMETER_CHARACTERS = 1024 * 1024
 LIMITS = Limits()  # the defaults
-LISTS = (list, dict)  # JSON values that have a length
+JSON_CONTAINERS = (list, dict)  # JSON values that have a length
 NO_BYTES = memoryview(b"")
 MAX_CACHED, MAX_CACHED_BYTES = 256, 1024  # JSON headers in the cache, and the size of each
 
@@ -109,11 +109,11 @@ def check_counts(message: Mapping[str, Any], limits: Limits) -> None:
         ("parameters", limits.max_parameters),
     ):
         found = message.get(key)
-        if found and type(found) in LISTS and len(found) > limit:
-            raise too_many_error(len(found), key, limit)
+        if found and type(found) in JSON_CONTAINERS and len(found) > limit:
+            raise create_too_many_error(len(found), key, limit)
 
 
-def too_many_error(count: int, what: str, limit: int) -> RequestTooLarge:
+def create_too_many_error(count: int, what: str, limit: int) -> RequestTooLarge:
     return RequestTooLarge(f"the request has {count} {what}, over the limit of {limit}: send fewer")
 
 
@@ -186,11 +186,11 @@ def encode_infer(
 
 
 def encode_output(tensor: Tensor, max_values: int) -> dict[str, Any]:
-    data = json_data(tensor, max_values)
+    data = to_json_data(tensor, max_values)
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "data": data}
 
 
-def large_json_bytes(response: InferResponse, form: OutputForm) -> int:
+def count_large_json_bytes(response: InferResponse, form: OutputForm) -> int:
     """Return the bytes of the largest output that becomes JSON, or 0 if none is large."""
     largest = LARGE_BYTES
     for tensor in response.outputs:
@@ -225,8 +225,10 @@ def _decode_input(
     name, datatype = item.get("name"), item.get("datatype")
     if type(name) is not str or not 0 < len(name) <= MAX_NAME:
         raise InvalidTensor(f"'name' of each input must be a string of at most {MAX_NAME} characters")
-    if type(datatype) is not str or datatype not in KINDS:
-        raise InvalidTensor(f"input '{name}' has unknown datatype {datatype!r:.40}; known are {', '.join(KINDS)}")
+    if type(datatype) is not str or datatype not in ELEMENT_TYPES:
+        raise InvalidTensor(
+            f"input '{name}' has unknown datatype {datatype!r:.40}; known are {', '.join(ELEMENT_TYPES)}"
+        )
     shape = check_shape(name, item.get("shape"))
     size, place = _find_data(name, item)
     end = offset
@@ -253,7 +255,7 @@ def _find_data(name: str, item: Mapping[str, Any]) -> tuple[int | None, RegionPl
     if type(parameters) is not dict:
         raise InvalidTensor(f"'parameters' of input '{name}' must be an object")
     size = parameters.get("binary_data_size")
-    place = place_of(f"input '{name}'", parameters) if REGION in parameters else None
+    place = read_place(f"input '{name}'", parameters) if REGION in parameters else None
     if size is not None and (type(size) is not int or size < 0):
         raise InvalidTensor(f"binary_data_size of input '{name}' must be a number of bytes")
     if ("data" in item) + (size is not None) + (place is not None) > 1:
@@ -277,7 +279,7 @@ def _decode_outputs(found: Any, form: OutputForm, memory: SharedMemory | None) -
             raise InvalidRequest(f"parameter 'classification' of output '{name}' is not supported: leave it out")
         if "binary_data" in parameters:
             form.by_name[name] = _pop_flag(parameters, "binary_data")
-        if REGION in parameters and (place := place_of(f"output '{name}'", parameters)) is not None:
+        if REGION in parameters and (place := read_place(f"output '{name}'", parameters)) is not None:
             targets[name] = require_memory(memory).target(name, place)
         names[name] = None
     if targets:

@@ -1,4 +1,4 @@
-"""Inference over REST, before routing: as a plain ASGI endpoint, and for the short path without ASGI."""
+"""Inference over REST, answered before FastAPI's routing: through ASGI, and without ASGI for small requests."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,23 +7,32 @@ import orjson
 import structlog
 
 from penstock.core.config import Limits
-from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError
+from penstock.core.errors import BUG_MESSAGE, InternalError, InvalidRequest, PenstockError
 from penstock.core.principals import INFERENCE_SCOPES, Principal
 from penstock.core.requests import InferRequest
 from penstock.endpoints import statuses
 from penstock.endpoints.http import http_message
 from penstock.endpoints.http.disconnect_watch import DisconnectWatch
-from penstock.endpoints.http.http_guard import HttpGuard, certificate_of
-from penstock.endpoints.http.http_message import JSON, OCTETS, ClientLeft, Headers, Receive, Scope, Send, read_body
+from penstock.endpoints.http.http_guard import HttpGuard, get_certificate
+from penstock.endpoints.http.http_message import (
+    JSON,
+    OCTET_STREAM,
+    ClientLeft,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+)
 from penstock.endpoints.large_messages import LARGE_BYTES, LargeMessagePool
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.oip.rest_codec import (
     HeaderCache,
     OutputForm,
+    count_large_json_bytes,
     decode_infer,
     decode_raw,
     encode_infer,
-    large_json_bytes,
 )
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.serving.serve import Serving
@@ -67,7 +76,7 @@ class InferEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         headers: Headers = dict(scope["headers"])
         try:
-            principal = self.admit(scope["headers"], certificate_of(scope))
+            principal = self.admit(scope["headers"], get_certificate(scope))
             client = (scope.get("client") or ("",))[0]
             self._serving.meter.check(principal, client)
             reading = read_body(headers, receive, self._large)
@@ -103,7 +112,7 @@ class InferEndpoint:
                 else:
                     request, form = await self._decode_large(headers, body, model, version, principal)
             except PenstockError as error:
-                rejected = InferRequest(model, [], version, http_message.request_id(headers), principal=principal)
+                rejected = InferRequest(model, [], version, http_message.read_request_id(headers), principal=principal)
                 return self._reject(error, rejected)
             del body
             request.client = client
@@ -113,13 +122,13 @@ class InferEndpoint:
                 with DisconnectWatch(receive):
                     response = await self._serving.serve(request)
             arguments = response, request.parameters, form, self._limits
-            if size_bytes := large_json_bytes(response, form):
+            if size_bytes := count_large_json_bytes(response, form):
                 encoded, header_length = await self._large.encode(size_bytes, encode_infer, *arguments)
             else:
                 encoded, header_length = encode_infer(*arguments)
             answer = await self._answer(headers, encoded, header_length)
             if request.limit_statuses:
-                answer.headers += _encode_headers(statuses.limit_headers(request.limit_statuses))
+                answer.headers += _encode_headers(statuses.make_limit_headers(request.limit_statuses))
             return answer
         except PenstockError as error:
             return _encode_refusal(error)
@@ -127,7 +136,7 @@ class InferEndpoint:
             raise
         except Exception:  # a bug in Penstock; the client receives an error of the protocol
             log.exception("bug", where="rest")
-            return _encode_refusal(InternalError(BUG))
+            return _encode_refusal(InternalError(BUG_MESSAGE))
 
     def count_rejected(self, error: PenstockError) -> None:
         self._serving.count_rejected("rest", error)
@@ -166,9 +175,9 @@ class InferEndpoint:
                 request, form = self._headers.decode(view[:end], view[end:], memory)
         request.model, request.version, request.protocol = model, version, "rest"
         request.principal = principal
-        request.request_id = request.request_id or http_message.request_id(headers)
-        request.timeout_s = http_message.timeout_s(headers)
-        request.traceparent = http_message.traceparent(headers)
+        request.request_id = request.request_id or http_message.read_request_id(headers)
+        request.timeout_s = http_message.read_timeout_s(headers)
+        request.traceparent = http_message.read_traceparent(headers)
         return request, form
 
     async def _answer(self, headers: Headers, body: bytes, header_length: int | None) -> HttpAnswer:
@@ -179,12 +188,12 @@ class InferEndpoint:
             body, encoding = await http_message.compress(body, headers, self._large)
             if encoding is not None:
                 extra.append((b"content-encoding", encoding.encode()))
-        return HttpAnswer(200, JSON if header_length is None else OCTETS, body, extra)
+        return HttpAnswer(200, JSON if header_length is None else OCTET_STREAM, body, extra)
 
 
 def _encode_refusal(error: PenstockError) -> HttpAnswer:
-    body = orjson.dumps({"error": statuses.public_message(error)})
-    return HttpAnswer(statuses.http_code(error), JSON, body, _encode_headers(statuses.headers(error)))
+    body = orjson.dumps({"error": statuses.make_public_message(error)})
+    return HttpAnswer(statuses.get_http_code(error), JSON, body, _encode_headers(statuses.make_headers(error)))
 
 
 def _encode_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -5,9 +5,9 @@ from fastapi.responses import Response
 
 from penstock.core.config import SERVER_NAME
 from penstock.core.errors import InternalError, InvalidRequest
-from penstock.core.principals import ADMIN_SCOPES, ANY_SCOPE, INFERENCE_SCOPES, NOBODY, PUBLIC, VIEW_SCOPES
+from penstock.core.principals import ADMIN_SCOPES, ANY_SCOPE, INFERENCE_SCOPES, NO_SCOPES, NOBODY, VIEW_SCOPES
 from penstock.endpoints.http import schemas
-from penstock.endpoints.http.openapi import Route, json_answer, path_names, principal_of
+from penstock.endpoints.http.openapi import Route, get_principal, make_json_answer, read_path_names
 from penstock.gateway.catalogue import EXTENSIONS, Catalogue
 from penstock.gateway.http_calls import RestCalls
 from penstock.gateway.oip import model_config
@@ -22,8 +22,8 @@ DOCUMENTED_MESSAGES = (
     pb.ModelMetadataResponse,
     config_pb.ModelConfig,
 )
-LOAD = "/v2/repository/models/{model}"
-BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+LOAD_PATH = "/v2/repository/models/{model}"
+BINARY_SCHEMA = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 def _model_paths(path: str = "") -> tuple[str, str]:
@@ -38,44 +38,46 @@ class OipRest:
     @Route("GET", "/v2", "Server metadata", needs=ANY_SCOPE, answer=pb.ServerMetadataResponse)
     async def server_metadata(self, request: Request) -> Response:
         version = self._catalogue.server_version
-        return json_answer({"name": SERVER_NAME, "version": version, "extensions": EXTENSIONS})
+        return make_json_answer({"name": SERVER_NAME, "version": version, "extensions": EXTENSIONS})
 
-    @Route("GET", "/v2/health/live", "Is the process alive?", needs=PUBLIC, answer=schemas.Live)
+    @Route("GET", "/v2/health/live", "Is the process alive?", needs=NO_SCOPES, answer=schemas.Live)
     async def live(self, request: Request) -> Response:
-        return json_answer({"live": True})
+        return make_json_answer({"live": True})
 
-    @Route("GET", "/v2/health/ready", "Should requests be sent here?", needs=PUBLIC, answer=schemas.Ready)
+    @Route("GET", "/v2/health/ready", "Should requests be sent here?", needs=NO_SCOPES, answer=schemas.Ready)
     async def ready(self, request: Request) -> Response:
         if problem := self._catalogue.unreadiness():
-            reason = "" if principal_of(request) is NOBODY else f": {problem}"  # the problem may name models
-            return json_answer({"ready": False, "error": f"the server is not ready{reason}"}, 503)
-        return json_answer({"ready": True})
+            reason = "" if get_principal(request) is NOBODY else f": {problem}"  # the problem may name models
+            return make_json_answer({"ready": False, "error": f"the server is not ready{reason}"}, 503)
+        return make_json_answer({"ready": True})
 
     @Route("GET", "/v2/models/stats", "Statistics of all models", needs=VIEW_SCOPES, answer=pb.ModelStatisticsResponse)
     @Route("GET", _model_paths("/stats"), "Model statistics", needs=VIEW_SCOPES, answer=pb.ModelStatisticsResponse)
     async def statistics(self, request: Request) -> Response:
-        found = await self._catalogue.statistics(*path_names(request), principal_of(request))
-        return json_answer({"model_stats": [model_config.as_json(model_config.statistics(block)) for block in found]})
+        found = await self._catalogue.statistics(*read_path_names(request), get_principal(request))
+        return make_json_answer(
+            {"model_stats": [model_config.to_json(model_config.make_statistics(block)) for block in found]}
+        )
 
     @Route("GET", _model_paths("/ready"), "Is the model ready?", needs=VIEW_SCOPES, answer=schemas.ModelReady)
     async def model_ready(self, request: Request) -> Response:
-        model, version = path_names(request)
-        if self._catalogue.is_model_ready(model, version, principal_of(request)):
-            return json_answer({"name": model, "ready": True})
-        return json_answer({"name": model, "ready": False, "error": f"model '{model}' is not ready"}, 503)
+        model, version = read_path_names(request)
+        if self._catalogue.is_model_ready(model, version, get_principal(request)):
+            return make_json_answer({"name": model, "ready": True})
+        return make_json_answer({"name": model, "ready": False, "error": f"model '{model}' is not ready"}, 503)
 
     @Route("GET", _model_paths(), "Model metadata", needs=VIEW_SCOPES, answer=pb.ModelMetadataResponse)
     async def model_metadata(self, request: Request) -> Response:
-        model, version = path_names(request)
-        principal = principal_of(request)
+        model, version = read_path_names(request)
+        principal = get_principal(request)
         block = await self._catalogue.block(model, version, principal)
         versions = self._catalogue.resolver.versions(model, principal)
-        return json_answer(model_config.as_json(model_config.metadata(block, versions)))
+        return make_json_answer(model_config.to_json(model_config.make_metadata(block, versions)))
 
     @Route("GET", _model_paths("/config"), "Model configuration", needs=VIEW_SCOPES, answer=config_pb.ModelConfig)
     async def model_config(self, request: Request) -> Response:
-        block = await self._catalogue.block(*path_names(request), principal_of(request))
-        return json_answer(model_config.as_json(model_config.model_config(block)))
+        block = await self._catalogue.block(*read_path_names(request), get_principal(request))
+        return make_json_answer(model_config.to_json(model_config.make_model_config(block)))
 
     @Route(
         "POST",
@@ -84,9 +86,9 @@ class OipRest:
         schemas.INFER_DESCRIPTION,
         needs=INFERENCE_SCOPES,
         body=schemas.InferBody,
-        binary_body=BINARY,
+        binary_body=BINARY_SCHEMA,
         answer=schemas.InferAnswer,
-        binary_answer=BINARY,
+        binary_answer=BINARY_SCHEMA,
     )
     async def infer(self, request: Request) -> Response:
         raise InternalError("inference is answered before routing; this route is only for the documentation")
@@ -103,12 +105,12 @@ class OipRest:
         only_ready = (await self._calls.read_object(request)).get("ready", False)
         if type(only_ready) is not bool:
             raise InvalidRequest("'ready' must be a boolean")
-        views = self._catalogue.resolver.views(principal_of(request))
-        return json_answer(model_config.as_json(model_config.index(views, only_ready))["models"])
+        views = self._catalogue.resolver.views(get_principal(request))
+        return make_json_answer(model_config.to_json(model_config.make_index(views, only_ready))["models"])
 
     @Route(
         "POST",
-        LOAD + "/load",
+        LOAD_PATH + "/load",
         "Load or reload a model",
         needs=ADMIN_SCOPES,
         body=schemas.LoadBody,
@@ -118,12 +120,12 @@ class OipRest:
         parameters = decode_parameters((await self._calls.read_object(request)).get("parameters"))
         if refused := [name for name in parameters if name == "config" or name.startswith("file:")]:
             raise InvalidRequest(f"parameter '{refused[0][:80]}' is not supported: change the model repository instead")
-        await self._catalogue.load(path_names(request)[0], principal_of(request))
-        return json_answer({})
+        await self._catalogue.load(read_path_names(request)[0], get_principal(request))
+        return make_json_answer({})
 
     @Route(
         "POST",
-        LOAD + "/unload",
+        LOAD_PATH + "/unload",
         "Unload a model",
         needs=ADMIN_SCOPES,
         body=schemas.LoadBody,
@@ -131,5 +133,5 @@ class OipRest:
     )
     async def unload(self, request: Request) -> Response:
         decode_parameters((await self._calls.read_object(request)).get("parameters"))
-        await self._catalogue.unload(path_names(request)[0], principal_of(request))
-        return json_answer({})
+        await self._catalogue.unload(read_path_names(request)[0], get_principal(request))
+        return make_json_answer({})

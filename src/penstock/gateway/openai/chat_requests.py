@@ -17,7 +17,7 @@ from penstock.gateway.openai.openai_schemas import ChatBody, CompletionsBody, Ge
 from penstock.gateway.openai.tools import NO_TOOLS, ToolUse, read_tool_use
 
 # Keys of a body that are parameters of the request under the same name.
-SCALARS = (
+SCALAR_KEYS = (
     "max_tokens",
     "min_tokens",
     "temperature",
@@ -91,7 +91,7 @@ def read_completion(message: dict[str, Any]) -> GenerationCall:
     parameters.setdefault("max_tokens", COMPLETION_TOKENS)
     if body.echo:
         parameters["echo"] = True
-    return _make_generation(body, _prompt_tensors(body.prompt), parameters, body.logprobs)
+    return _make_generation(body, _make_prompt_tensors(body.prompt), parameters, body.logprobs)
 
 
 def check_inputs(block: BlockDescription, request: InferRequest) -> None:
@@ -129,7 +129,7 @@ def _read_parameters(body: GenerationBody, message: Mapping[str, Any]) -> dict[s
     if body.logit_bias:
         raise InvalidRequest("'logit_bias' is not supported: leave it out", parameter="logit_bias")
     found = dict(decode_parameters(body.parameters))
-    for name in SCALARS:
+    for name in SCALAR_KEYS:
         if (value := getattr(body, name)) is not None:
             found[name] = value
     if body.prompt_cache_key:
@@ -144,7 +144,7 @@ def _read_parameters(body: GenerationBody, message: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _prompt_tensors(prompt: Any) -> list[Tensor]:
+def _make_prompt_tensors(prompt: Any) -> list[Tensor]:
     """Return a prompt's tensors: texts, or the token ids of all prompts in one list, with their lengths."""
     if type(prompt) is str:
         prompt = [prompt]

@@ -10,21 +10,21 @@ from fastapi.responses import Response
 from penstock.core.errors import PenstockError
 from penstock.core.principals import INFERENCE_SCOPES
 from penstock.core.settings import GENERATE
-from penstock.endpoints.http.event_stream import EVENT_STREAM, EventStream, json_event
-from penstock.endpoints.http.openapi import REF, Route
-from penstock.endpoints.http.refusals import openai_error
+from penstock.endpoints.http.event_stream import EVENT_STREAM, EventStream, encode_json_event
+from penstock.endpoints.http.openapi import SCHEMA_REFERENCE, Route
+from penstock.endpoints.http.refusals import make_openai_error
 from penstock.gateway.http_calls import RestCall, RestCalls
 from penstock.gateway.openai import openai_schemas as schemas
 from penstock.gateway.openai.chat_answers import ChatChoices, CompletionChoices, OpenAiAnswer
 from penstock.gateway.openai.chat_requests import GenerationCall, check_inputs, read_chat, read_completion
 
-STREAM = """With `stream`, the answer is server-sent events: each is a `{event}` in JSON, and the last is `[DONE]`. If
-the answer fails after it started, the last event has `error`, and `[DONE]` is missing. A disconnect of the client
-cancels the request."""
+STREAM_DESCRIPTION = """With `stream`, the answer is server-sent events: each is a `{event}` in JSON, and the last is
+`[DONE]`. If the answer fails after it started, the last event has `error`, and `[DONE]` is missing. A disconnect of the
+client cancels the request."""
 
 
 def _describe_events(model: str) -> dict[str, Any]:
-    return {EVENT_STREAM: {"schema": {"$ref": REF.format(model=model)}}}
+    return {EVENT_STREAM: {"schema": {"$ref": SCHEMA_REFERENCE.format(model=model)}}}
 
 
 class GenerationRest:
@@ -35,7 +35,7 @@ class GenerationRest:
         "POST",
         "/v1/chat/completions",
         "Generate the next message of a chat, as in OpenAI's API",
-        STREAM.format(event="ChatChunk"),
+        STREAM_DESCRIPTION.format(event="ChatChunk"),
         needs=INFERENCE_SCOPES,
         body=schemas.ChatBody,
         answer=schemas.ChatAnswer,
@@ -48,7 +48,7 @@ class GenerationRest:
         "POST",
         "/v1/completions",
         "Complete a text, as in OpenAI's API",
-        STREAM.format(event="CompletionsAnswer"),
+        STREAM_DESCRIPTION.format(event="CompletionsAnswer"),
         needs=INFERENCE_SCOPES,
         body=schemas.CompletionsBody,
         answer=schemas.CompletionsAnswer,
@@ -94,4 +94,4 @@ class GenerationRest:
 
 
 def _encode_error_event(error: PenstockError) -> bytes:
-    return json_event(openai_error(error))
+    return encode_json_event(make_openai_error(error))

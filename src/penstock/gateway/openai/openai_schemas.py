@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from penstock.endpoints.http.openapi import REF
+from penstock.endpoints.http.openapi import SCHEMA_REFERENCE
 from penstock.endpoints.http.schemas import Name, OpenAiErrorDetail, Parameters
 
 # Models are built at their first use, to keep the start of a gateway short.
@@ -14,7 +14,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 FinishReason = Literal["stop", "length", "tool_calls"]
 # Schemas of values that other code validates with better error messages.
-MESSAGES = {"type": "array", "minItems": 1, "items": {"$ref": REF.format(model="ChatMessage")}}
+MESSAGES = {"type": "array", "minItems": 1, "items": {"$ref": SCHEMA_REFERENCE.format(model="ChatMessage")}}
 TEXTS = {"type": "array", "items": {"type": "string"}}
 TOKENS = {"type": "array", "items": {"type": "integer"}}
 PROMPT = {"anyOf": [{"type": "string"}, TEXTS, TOKENS, {"type": "array", "items": TOKENS}]}

@@ -26,7 +26,7 @@ class ToolUse:
         """Return the `response_format` of a forced call, or None."""
         if not self.is_forced:
             return None
-        calls = [_call_schema(tool) for tool in self.tools]
+        calls = [_make_call_schema(tool) for tool in self.tools]
         schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
         return {"type": "json_schema", "json_schema": {"name": "tool_calls", "schema": schema}}
 
@@ -45,14 +45,14 @@ def read_tool_use(body: ChatBody) -> ToolUse:
         return ToolUse(tools, is_single=is_single)
     if choice == "required":
         return ToolUse(tools, is_forced=True)
-    name = _chosen_name(choice)
+    name = _read_chosen_name(choice)
     named = [tool for tool in tools if tool.function.name == name]
     if not named:
         raise InvalidRequest(f"'tool_choice': no tool has the name '{name[:80]}'", parameter="tool_choice")
     return ToolUse(named, is_forced=True)
 
 
-def _chosen_name(choice: Any) -> str:
+def _read_chosen_name(choice: Any) -> str:
     function = choice.get("function") if type(choice) is dict and choice.get("type") == "function" else None
     name = function.get("name") if type(function) is dict else None
     if type(name) is not str:
@@ -63,7 +63,7 @@ def _chosen_name(choice: Any) -> str:
     return name
 
 
-def _call_schema(tool: Tool) -> dict[str, Any]:
+def _make_call_schema(tool: Tool) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {NAME: {"const": tool.function.name}, ARGUMENTS: tool.function.parameters or {"type": "object"}},

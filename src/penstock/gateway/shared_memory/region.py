@@ -15,14 +15,14 @@ from typing import Any
 from penstock.core.errors import InvalidRequest, InvalidTensor, Overloaded
 from penstock.core.tensors import Buffer, Tensor
 
-OBJECTS = "/dev/shm/"  # where Linux keeps the objects of shm_open
+OBJECTS_FOLDER = "/dev/shm/"  # where Linux keeps the objects of shm_open
 REGION = "shared_memory_region"
 BYTE_SIZE = "shared_memory_byte_size"
 OFFSET = "shared_memory_offset"
 # Names that shm_open accepts, except names that lead out of the folder.
-KEY = re.compile(r"/?(?!\.{1,2}$)[^/\0]{1,254}")
+KEY_PATTERN = re.compile(r"/?(?!\.{1,2}$)[^/\0]{1,254}")
 # The prefix of semaphores, which are in the same folder.
-SEMAPHORE = "sem."
+SEMAPHORE_PREFIX = "sem."
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ Targets = Mapping[str, RegionTarget]  # by the output's name
 NO_TARGETS: Targets = {}
 
 
-def place_of(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
+def read_place(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
     """Return the place of a tensor in shared memory by its parameters, or None."""
     region = parameters.get(REGION)
     if region is None:
@@ -146,13 +146,13 @@ def open_region(region: Region) -> OpenRegion:
 def open_object(key: str) -> int:
     """Open a client's shared memory object, and return its descriptor."""
     plain = key.removeprefix("/")
-    if KEY.fullmatch(key) is None or plain.startswith(SEMAPHORE):
+    if KEY_PATTERN.fullmatch(key) is None or plain.startswith(SEMAPHORE_PREFIX):
         raise InvalidRequest(
             f"invalid key '{key[:80]}' of a shared memory object: pass the name given to shm_open, such as '/name'"
         )
     try:
         # Refuse links, which may lead out of the folder, and do not block on pipes.
-        descriptor = os.open(OBJECTS + plain, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(OBJECTS_FOLDER + plain, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise Overloaded("the server has too many files open; try again later") from error

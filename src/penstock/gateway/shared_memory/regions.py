@@ -25,7 +25,7 @@ MAX_OWNERS = 256  # API keys whose regions are cached
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedRegion:
     file: Path
     stamp: tuple[int, int]  # differs if another gateway has replaced the file
     region: Region
@@ -50,7 +50,7 @@ class SharedMemory:
         self._max_regions = max_regions
         self._max_request_bytes = max_request_bytes
         self._is_allowed = is_allowed
-        self._known: dict[str, _Known] = {}  # cached files
+        self._known: dict[str, _CachedRegion] = {}  # cached files
         self._opened: WeakValueDictionary[str, OpenRegion] = WeakValueDictionary()
         self._owned: OrderedDict[str, SharedMemory] = OrderedDict()
 
@@ -138,7 +138,7 @@ class SharedMemory:
             raise InvalidRequest(f"there is no shared memory region '{name[:80]}': register it first")
         if len(self._known) >= self._max_regions:
             self._known.clear()  # some of the cached regions were unregistered
-        self._known[name] = _Known(file, stamp, region)
+        self._known[name] = _CachedRegion(file, stamp, region)
         return region
 
     def _check_allowed(self) -> None:
@@ -152,7 +152,7 @@ class SharedMemory:
         file, draft = self._region_file(region.name), self._folder / f"{secrets.token_hex(8)}.draft"
         known = _read_region(file)
         if known is not None:
-            _check_same(known, region)
+            _check_same_place(known, region)
         elif sum(1 for _ in self._folder.glob("*.json")) >= self._max_regions:
             raise Refused(f"{self._max_regions} shared memory regions are registered already: unregister some")
         try:
@@ -163,7 +163,7 @@ class SharedMemory:
                 draft.replace(file)  # the same region of an object that its owner has recreated
         except FileExistsError:
             if (winner := _read_region(file)) is not None:
-                _check_same(winner, region)
+                _check_same_place(winner, region)
         except OSError as error:
             raise Unavailable(f"cannot store the region: {error.strerror}: free some temporary space") from error
         finally:
@@ -180,11 +180,11 @@ def require_memory(memory: SharedMemory | None) -> SharedMemory:
     return memory
 
 
-def cuda_not_supported(region: str) -> InvalidRequest:
+def create_cuda_error(region: str) -> InvalidRequest:
     return InvalidRequest(f"CUDA shared memory is not supported (region '{region[:80]}'): use system shared memory")
 
 
-def _check_same(known: Region, wanted: Region) -> None:
+def _check_same_place(known: Region, wanted: Region) -> None:
     if (known.key, known.offset, known.byte_size) != (wanted.key, wanted.offset, wanted.byte_size):
         raise InvalidRequest(
             f"the shared memory region '{known.name}' is registered already, as {known.byte_size} bytes "

@@ -5,7 +5,7 @@ import asyncio
 
 from penstock.core.principals import INFERENCE_SCOPES, Principal
 from penstock.endpoints.guard import needs_scope
-from penstock.gateway.shared_memory.regions import SharedMemory, cuda_not_supported
+from penstock.gateway.shared_memory.regions import SharedMemory, create_cuda_error
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 
@@ -46,14 +46,14 @@ class SharedMemoryGrpc:
         self, message: pb.CudaSharedMemoryStatusRequest, principal: Principal
     ) -> pb.CudaSharedMemoryStatusResponse:
         if message.name:
-            raise cuda_not_supported(message.name)
+            raise create_cuda_error(message.name)
         return pb.CudaSharedMemoryStatusResponse()
 
     @needs_scope(*INFERENCE_SCOPES)
     async def CudaSharedMemoryRegister(
         self, message: pb.CudaSharedMemoryRegisterRequest, principal: Principal
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        raise cuda_not_supported(message.name)
+        raise create_cuda_error(message.name)
 
     @needs_scope(*INFERENCE_SCOPES)
     async def CudaSharedMemoryUnregister(

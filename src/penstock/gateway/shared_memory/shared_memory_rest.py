@@ -9,14 +9,14 @@ from penstock.core.errors import InvalidRequest
 from penstock.core.principals import INFERENCE_SCOPES
 from penstock.endpoints.http import schemas
 from penstock.endpoints.http.http_message import parse_object
-from penstock.endpoints.http.openapi import Route, json_answer, principal_of
+from penstock.endpoints.http.openapi import Route, get_principal, make_json_answer
 from penstock.gateway.http_calls import RestCalls
 from penstock.gateway.shared_memory.region import Region
-from penstock.gateway.shared_memory.regions import SharedMemory, cuda_not_supported
+from penstock.gateway.shared_memory.regions import SharedMemory, create_cuda_error
 
-SYSTEM = "/v2/systemsharedmemory"
-CUDA = "/v2/cudasharedmemory"
-ONE = "/region/{region}"
+SYSTEM_PREFIX = "/v2/systemsharedmemory"
+CUDA_PREFIX = "/v2/cudasharedmemory"
+ONE_REGION = "/region/{region}"
 NO_CUDA = "CUDA shared memory is not supported"
 
 
@@ -26,29 +26,29 @@ class SharedMemoryRest:
         self._calls = calls
 
     def _find_regions(self, request: Request) -> SharedMemory:
-        return self._memory.for_key(principal_of(request).key_id)
+        return self._memory.for_key(get_principal(request).key_id)
 
     @Route(
         "GET",
-        SYSTEM + "/status",
+        SYSTEM_PREFIX + "/status",
         "List all shared memory regions",
         needs=INFERENCE_SCOPES,
         answer=schemas.SharedMemoryStatus,
     )
     @Route(
         "GET",
-        SYSTEM + ONE + "/status",
+        SYSTEM_PREFIX + ONE_REGION + "/status",
         "Return one shared memory region",
         needs=INFERENCE_SCOPES,
         answer=schemas.SharedMemoryStatus,
     )
     async def status(self, request: Request) -> Response:
         found = await asyncio.to_thread(self._find_regions(request).status, _read_region_name(request))
-        return json_answer([_as_json(region) for region in found])
+        return make_json_answer([_to_json(region) for region in found])
 
     @Route(
         "POST",
-        SYSTEM + ONE + "/register",
+        SYSTEM_PREFIX + ONE_REGION + "/register",
         "Register a region of a POSIX shared memory object",
         "The object must be on the server's machine, and the server's user must be able to read and write it.",
         needs=INFERENCE_SCOPES,
@@ -63,44 +63,53 @@ class SharedMemoryRest:
         await asyncio.to_thread(
             self._find_regions(request).register, _read_region_name(request), key, offset, byte_size
         )
-        return json_answer({})
+        return make_json_answer({})
 
     @Route(
         "POST",
-        SYSTEM + "/unregister",
+        SYSTEM_PREFIX + "/unregister",
         "Unregister all shared memory regions",
         needs=INFERENCE_SCOPES,
         answer=schemas.Empty,
     )
     @Route(
         "POST",
-        SYSTEM + ONE + "/unregister",
+        SYSTEM_PREFIX + ONE_REGION + "/unregister",
         "Unregister a shared memory region",
         needs=INFERENCE_SCOPES,
         answer=schemas.Empty,
     )
     async def unregister(self, request: Request) -> Response:
         await asyncio.to_thread(self._find_regions(request).unregister, _read_region_name(request))
-        return json_answer({})
+        return make_json_answer({})
 
-    @Route("GET", CUDA + "/status", NO_CUDA, needs=INFERENCE_SCOPES, answer=schemas.SharedMemoryStatus)
+    @Route("GET", CUDA_PREFIX + "/status", NO_CUDA, needs=INFERENCE_SCOPES, answer=schemas.SharedMemoryStatus)
     async def cuda_status(self, request: Request) -> Response:
-        return json_answer([])
+        return make_json_answer([])
 
-    @Route("GET", CUDA + ONE + "/status", NO_CUDA, needs=INFERENCE_SCOPES, answer=schemas.SharedMemoryStatus)
-    @Route("POST", CUDA + ONE + "/register", "Not supported", NO_CUDA, needs=INFERENCE_SCOPES, answer=schemas.Empty)
+    @Route(
+        "GET", CUDA_PREFIX + ONE_REGION + "/status", NO_CUDA, needs=INFERENCE_SCOPES, answer=schemas.SharedMemoryStatus
+    )
+    @Route(
+        "POST",
+        CUDA_PREFIX + ONE_REGION + "/register",
+        "Not supported",
+        NO_CUDA,
+        needs=INFERENCE_SCOPES,
+        answer=schemas.Empty,
+    )
     async def cuda_refusal(self, request: Request) -> Response:
-        raise cuda_not_supported(_read_region_name(request))
+        raise create_cuda_error(_read_region_name(request))
 
     @Route(
         "POST",
-        (CUDA + "/unregister", CUDA + ONE + "/unregister"),
+        (CUDA_PREFIX + "/unregister", CUDA_PREFIX + ONE_REGION + "/unregister"),
         NO_CUDA,
         needs=INFERENCE_SCOPES,
         answer=schemas.Empty,
     )
     async def cuda_unregister(self, request: Request) -> Response:
-        return json_answer({})
+        return make_json_answer({})
 
 
 def _read_region_name(request: Request) -> str:
@@ -109,5 +118,5 @@ def _read_region_name(request: Request) -> str:
     return found
 
 
-def _as_json(region: Region) -> dict[str, object]:
+def _to_json(region: Region) -> dict[str, object]:
     return {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}

@@ -1,7 +1,7 @@
 """uvicorn's HTTP connection with a short path for small inference requests.
 
 A request that is compressed, chunked, pipelined, sent by a web page, for an unknown host, refused by the guard, or has
-an `Expect` header, takes the path through ASGI, to the same endpoint.
+an `Expect` header, goes through ASGI to the same endpoint.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from penstock.endpoints.http.http_guard import HttpGuard
 from penstock.endpoints.uvicorn_internals import STATUS_LINE
 from penstock.gateway.oip.rest_infer import HttpAnswer, InferEndpoint
 
-INFER = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
+INFER_PATTERN = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
 # Larger bodies arrive in parts, and must be refused before they are read if they exceed a limit.
-PLAIN_BYTES = 64 * 1024
-PLAIN_HEADERS = 16  # with more headers, the limits on headers must be checked
+MAX_PLAIN_BYTES = 64 * 1024
+MAX_PLAIN_HEADERS = 16  # with more headers, the limits on headers must be checked
 # Headers that the short path does not support.
-UNUSUAL = frozenset(
+UNSUPPORTED_HEADERS = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site", b"prefer")
 )
 
@@ -79,8 +79,8 @@ class InferProtocol(BoundedProtocol):
             self._inference.cancel()  # nobody would receive the answer
 
     def _read_plain_request(self) -> "PlainRequest | None":
-        found = INFER.fullmatch(self.url)
-        if self._is_bulky or self._header_bytes or len(self.headers) > PLAIN_HEADERS:
+        found = INFER_PATTERN.fullmatch(self.url)
+        if self._is_bulky or self._header_bytes or len(self.headers) > MAX_PLAIN_HEADERS:
             return None
         if found is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return None
@@ -89,9 +89,9 @@ class InferProtocol(BoundedProtocol):
             return None
         headers = dict(self.headers)
         length = headers.get(b"content-length", b"")
-        if not length.isdigit() or len(length) > 8 or int(length) > PLAIN_BYTES:
+        if not length.isdigit() or len(length) > 8 or int(length) > MAX_PLAIN_BYTES:
             return None
-        if not UNUSUAL.isdisjoint(headers) or len(headers) < len(self.headers):
+        if not UNSUPPORTED_HEADERS.isdisjoint(headers) or len(headers) < len(self.headers):
             return None
         if not self._http_guard.answers_to(headers.get(b"host", b"")):
             return None

@@ -9,8 +9,8 @@ from penstock.core.errors import InvalidRequest
 MAX_PARTS = 1024
 MAX_HEADER_BYTES = 16 * 1024  # of one part
 MAX_BOUNDARY_BYTES = 256
-LINE = b"\r\n"
-NAME = b"content-disposition"
+LINE_END = b"\r\n"
+NAME_HEADER = b"content-disposition"
 
 
 @dataclass(slots=True)
@@ -25,15 +25,15 @@ def parse_multipart(content_type: bytes, body: bytes) -> list[FormPart]:
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
         raise InvalidRequest(f"multipart/form-data needs a boundary of 1 to {MAX_BOUNDARY_BYTES} bytes")
-    between = LINE + b"--" + boundary
-    end = len(between) - len(LINE) if body.startswith(between[len(LINE) :]) else _find_end(body, between, 0)
+    between = LINE_END + b"--" + boundary
+    end = len(between) - len(LINE_END) if body.startswith(between[len(LINE_END) :]) else _find_end(body, between, 0)
     parts: list[FormPart] = []
     while body[end : end + 2] != b"--":
         if len(parts) >= MAX_PARTS:
             raise InvalidRequest(f"the body has more than {MAX_PARTS} parts: send fewer")
         head, start = _find_head(body, end)
         end = _find_end(
-            body, between, start - len(LINE)
+            body, between, start - len(LINE_END)
         )  # the boundary of an empty part overlaps the end of its header
         name, is_file = _read_head(head)
         parts.append(FormPart(name, is_file, body[start : max(start, end - len(between))]))
@@ -49,23 +49,23 @@ def _find_end(body: bytes, wanted: bytes, start: int) -> int:
 
 def _find_head(body: bytes, boundary_end: int) -> tuple[bytes, int]:
     """Return a part's header lines, and the position of its data."""
-    end = body.find(LINE + LINE, boundary_end, boundary_end + MAX_HEADER_BYTES)
+    end = body.find(LINE_END + LINE_END, boundary_end, boundary_end + MAX_HEADER_BYTES)
     if end < 0:
         raise InvalidRequest("the body is not valid multipart/form-data: a part's header is too long or incomplete")
-    rest, _, head = body[boundary_end:end].partition(LINE)
+    rest, _, head = body[boundary_end:end].partition(LINE_END)
     if rest.strip(b" \t"):
         raise InvalidRequest("the body is not valid multipart/form-data: a boundary is followed by other text")
-    return head, end + 2 * len(LINE)
+    return head, end + 2 * len(LINE_END)
 
 
 def _read_head(head: bytes) -> tuple[str, bool]:
     """Return the part's name, and whether it is a file."""
     disposition = b""
-    for line in head.split(LINE):
+    for line in head.split(LINE_END):
         key, colon, value = line.partition(b":")
         if not colon:
             raise InvalidRequest("the body is not valid multipart/form-data: a line of a part's header has no colon")
-        if key.strip().lower() == NAME:
+        if key.strip().lower() == NAME_HEADER:
             disposition = value.strip()
     options = parse_options_header(disposition)[1]
     name = options.get(b"name", b"").decode("utf-8", "replace")

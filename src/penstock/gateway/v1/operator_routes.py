@@ -10,20 +10,20 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from pydantic import ValidationError
 
 from penstock.core.config import SERVER_NAME
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import InvalidRequest
-from penstock.core.principals import ADMIN_SCOPES, ANY_SCOPE, METRICS_SCOPES, NOBODY, PUBLIC
+from penstock.core.principals import ADMIN_SCOPES, ANY_SCOPE, METRICS_SCOPES, NO_SCOPES, NOBODY
 from penstock.core.settings import Routing
 from penstock.endpoints.http import schemas
 from penstock.endpoints.http.http_message import prefers_json
-from penstock.endpoints.http.openapi import Route, json_answer, path_names, principal_of
+from penstock.endpoints.http.openapi import Route, get_principal, make_json_answer, read_path_names
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http_calls import RestCalls
 from penstock.serving.serve import Serving
 from penstock.telemetry.metrics import as_json, as_text
 
 T = TypeVar("T")
-ROUTING = "/v1/models/{model}/routing"
+ROUTING_PATH = "/v1/models/{model}/routing"
 
 
 class SharedReading(Generic[T]):
@@ -58,7 +58,7 @@ class OperatorRest:
         self._catalogue = catalogue
         self._calls = calls
         self._text = SharedReading(lambda: as_text(metrics_registry()))
-        self._json = SharedReading(lambda: json_answer(as_json(metrics_registry())))
+        self._json = SharedReading(lambda: make_json_answer(as_json(metrics_registry())))
 
     @Route(
         "GET",
@@ -82,24 +82,24 @@ class OperatorRest:
         "/healthz",
         "Liveness: 200 while the process answers",
         "Readiness is at /readyz and /v2/health/ready.",
-        needs=PUBLIC,
+        needs=NO_SCOPES,
         answer=schemas.HealthAnswer,
     )
     async def health(self, request: Request) -> Response:
-        return json_answer({"status": "alive"})
+        return make_json_answer({"status": "alive"})
 
     @Route(
         "GET",
         "/readyz",
         "Readiness: 200 if this server accepts requests, otherwise 503 with the reason",
-        needs=PUBLIC,
+        needs=NO_SCOPES,
         answer=schemas.Readyz,
     )
     async def readiness(self, request: Request) -> Response:
         if problem := self._catalogue.unreadiness():
-            reason = {} if principal_of(request) is NOBODY else {"reason": problem}  # the problem may name models
-            return json_answer({"status": "not ready", **reason}, 503)
-        return json_answer({"status": "ready"})
+            reason = {} if get_principal(request) is NOBODY else {"reason": problem}  # the problem may name models
+            return make_json_answer({"status": "not ready", **reason}, 503)
+        return make_json_answer({"status": "ready"})
 
     @Route(
         "GET",
@@ -111,7 +111,7 @@ class OperatorRest:
     )
     async def server(self, request: Request) -> Response:
         found = {"name": SERVER_NAME, "version": self._catalogue.server_version}
-        return json_answer(found | {"grpc_port": self._catalogue.grpc_port})
+        return make_json_answer(found | {"grpc_port": self._catalogue.grpc_port})
 
     @Route(
         "GET",
@@ -123,23 +123,25 @@ class OperatorRest:
     async def status(self, request: Request) -> Response:
         generation = await self._catalogue.generation_counts()
         status = {**self._catalogue.status(), "limits": self._serving.meter.status(), "generation": generation}
-        return json_answer(status)
+        return make_json_answer(status)
 
     @Route(
         "GET",
-        ROUTING,
+        ROUTING_PATH,
         "A model's routing, and the state of its workers",
         needs=METRICS_SCOPES,
         answer=schemas.ModelRouting,
         query={"key": "Also return the worker of this key, if the policy is hash"},
     )
     async def routing(self, request: Request) -> Response:
-        model, _ = path_names(request)
-        return json_answer(self._catalogue.routing(model, principal_of(request), request.query_params.get("key", "")))
+        model, _ = read_path_names(request)
+        return make_json_answer(
+            self._catalogue.routing(model, get_principal(request), request.query_params.get("key", ""))
+        )
 
     @Route(
         "PUT",
-        ROUTING,
+        ROUTING_PATH,
         "Override a model's routing on every gateway",
         "The override takes effect at once and survives restarts. DELETE removes it.",
         needs=ADMIN_SCOPES,
@@ -147,24 +149,24 @@ class OperatorRest:
         answer=schemas.Empty,
     )
     async def set_routing(self, request: Request) -> Response:
-        model, _ = path_names(request)
+        model, _ = read_path_names(request)
         body = await self._calls.body(request)
         try:
             routing = Routing.model_validate_json(body)
         except ValidationError as error:
-            raise InvalidRequest(f"{first_problem(error, 'the body')}; see docs/routing.md") from error
-        await self._catalogue.set_routing(model, routing, principal_of(request))
-        return json_answer({})
+            raise InvalidRequest(f"{describe_first_problem(error, 'the body')}; see docs/routing.md") from error
+        await self._catalogue.set_routing(model, routing, get_principal(request))
+        return make_json_answer({})
 
-    @Route("DELETE", ROUTING, "Remove the override of a model's routing", needs=ADMIN_SCOPES, answer=schemas.Empty)
+    @Route("DELETE", ROUTING_PATH, "Remove the override of a model's routing", needs=ADMIN_SCOPES, answer=schemas.Empty)
     async def reset_routing(self, request: Request) -> Response:
-        model, _ = path_names(request)
-        await self._catalogue.set_routing(model, None, principal_of(request))
-        return json_answer({})
+        model, _ = read_path_names(request)
+        await self._catalogue.set_routing(model, None, get_principal(request))
+        return make_json_answer({})
 
     @Route("GET", "/v1/cache", "Size of the response cache", needs=METRICS_SCOPES, answer=schemas.CacheStatus)
     async def cache(self, request: Request) -> Response:
-        return json_answer(self._serving.cache.statistics())
+        return make_json_answer(self._serving.cache.statistics())
 
     @Route(
         "DELETE",
@@ -175,17 +177,17 @@ class OperatorRest:
         query={"model": "Clear only the answers of this model"},
     )
     async def clear_cache(self, request: Request) -> Response:
-        model, principal = request.query_params.get("model", ""), principal_of(request)
+        model, principal = request.query_params.get("model", ""), get_principal(request)
         if not model and not principal.is_restricted:
             await self._serving.cache.delete()
-            return json_answer({})
+            return make_json_answer({})
         if model:
             self._serving.resolver.resolve(model, "", principal)  # raises UnknownModel
         for block in self._serving.resolver.blocks(principal):
             if model in ("", block.model):
                 await self._serving.cache.delete(block.block_id)
-        return json_answer({})
+        return make_json_answer({})
 
     @Route("GET", "/v1/sessions", "Number of sessions", needs=METRICS_SCOPES, answer=schemas.SessionCounts)
     async def sessions(self, request: Request) -> Response:
-        return json_answer(self._serving.sessions.statistics())
+        return make_json_answer(self._serving.sessions.statistics())

@@ -9,10 +9,10 @@ from fastapi.responses import Response
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest
 from penstock.core.principals import INFERENCE_SCOPES
-from penstock.core.ranking import best_first, cosines
+from penstock.core.ranking import compute_cosines, rank_best_first
 from penstock.core.requests import InferRequest
 from penstock.core.tensors import BYTES, Array, Tensor, pack_bytes, to_array
-from penstock.endpoints.http.openapi import Route, json_answer
+from penstock.endpoints.http.openapi import Route, make_json_answer
 from penstock.gateway.http_calls import RestCalls, validate
 from penstock.gateway.v1 import v1_schemas as schemas
 
@@ -44,7 +44,7 @@ class RerankRest:
             tensors = asked.tensors(block)
         response = await self._calls.serve(call, InferRequest(asked.model or block.model, tensors))
         found = to_array(response.outputs[0])
-        scores = cosines(found[:1], found[1:]) if block.settings.task == EMBED else found.ravel()
+        scores = compute_cosines(found[:1], found[1:]) if block.settings.task == EMBED else found.ravel()
         tokens = response.parameters.get("tokens", 0)
         answer = {
             "id": call.request_id,
@@ -54,7 +54,7 @@ class RerankRest:
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},
         }
-        return json_answer(answer, headers=call.answer_headers)
+        return make_json_answer(answer, headers=call.answer_headers)
 
     def _read_body(self, message: dict[str, Any]) -> "_RerankRequest":
         given = message.get("documents")
@@ -97,7 +97,7 @@ def _read_document_texts(documents: object) -> list[str]:
 
 def _make_results(scores: Array, documents: list[Any] | None, top_n: int | None) -> list[dict[str, object]]:
     results: list[dict[str, object]] = []
-    for index, score in best_first(scores, top_n):
+    for index, score in rank_best_first(scores, top_n):
         results.append({"index": index, "relevance_score": score})
         if documents is not None:
             document = documents[index]

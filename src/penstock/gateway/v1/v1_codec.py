@@ -14,7 +14,13 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, TensorSpec, to_array
 from penstock.endpoints.http.http_message import parse_json
 from penstock.gateway.http_calls import validate
-from penstock.gateway.oip.json_tensors import HALVES, check_elements, flatten, json_array, pack_elements
+from penstock.gateway.oip.json_tensors import (
+    HALF_PRECISION_DATATYPES,
+    check_elements,
+    flatten,
+    pack_elements,
+    to_json_array,
+)
 from penstock.gateway.oip.rest_codec import LIMITS, decode_inputs, decode_parameters, encode_output
 from penstock.gateway.v1.multipart import FormPart
 from penstock.gateway.v1.v1_schemas import V1InferBody
@@ -25,7 +31,7 @@ B64 = "b64"
 def decode(message: V1InferBody, block: BlockDescription) -> InferRequest:
     if isinstance(message.inputs, dict):
         specs = {spec.name: spec for spec in block.inputs}
-        tensors = [tensor_of(find_spec(specs, name), value) for name, value in message.inputs.items()]
+        tensors = [make_tensor(find_spec(specs, name), value) for name, value in message.inputs.items()]
     else:
         tensors, _ = decode_inputs(message.inputs)
     return InferRequest(
@@ -41,10 +47,10 @@ def decode(message: V1InferBody, block: BlockDescription) -> InferRequest:
 def decode_form(
     options: Mapping[str, str], parts: Sequence[FormPart], block: BlockDescription, limits: Limits
 ) -> InferRequest:
-    return decode(validate(V1InferBody, {**options, "inputs": form_inputs(block, parts, limits)}), block)
+    return decode(validate(V1InferBody, {**options, "inputs": read_form_inputs(block, parts, limits)}), block)
 
 
-def form_inputs(block: BlockDescription, parts: Sequence[FormPart], limits: Limits = LIMITS) -> dict[str, Any]:
+def read_form_inputs(block: BlockDescription, parts: Sequence[FormPart], limits: Limits = LIMITS) -> dict[str, Any]:
     """Return the inputs of a form. Files and fields of BYTES inputs are elements; other fields are JSON values."""
     specs = {spec.name: spec for spec in block.inputs}
     values: dict[str, Any] = {}
@@ -63,7 +69,7 @@ def encode(response: InferResponse, is_map: bool, limits: Limits = LIMITS) -> di
     if response.parameters:
         found["parameters"] = response.parameters
     if is_map:
-        found["outputs"] = {tensor.name: plain_value(tensor, limits.max_values) for tensor in response.outputs}
+        found["outputs"] = {tensor.name: to_plain_value(tensor, limits.max_values) for tensor in response.outputs}
     else:
         found["outputs"] = [encode_output(tensor, limits.max_values) for tensor in response.outputs]
     return found
@@ -76,7 +82,7 @@ def find_spec(specs: dict[str, TensorSpec], name: str) -> TensorSpec:
     return spec
 
 
-def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
+def make_tensor(spec: TensorSpec, value: Any) -> Tensor:
     """Return the tensor of a plain value: a scalar, nested lists, or {"b64": …} for bytes."""
     if isinstance(value, list):
         flat, lengths = flatten(spec.name, value)
@@ -101,7 +107,7 @@ def _decode_element(name: str, item: Any) -> Any:
         raise InvalidTensor(f"an element of input '{name}' is not base64: {error}") from error
 
 
-def plain_value(tensor: Tensor, max_values: int) -> Any:
+def to_plain_value(tensor: Tensor, max_values: int) -> Any:
     """Return the tensor as nested lists; raise InvalidRequest if JSON cannot hold the values."""
     check_elements(tensor, max_values)
     if tensor.datatype == BYTES:
@@ -109,10 +115,10 @@ def plain_value(tensor: Tensor, max_values: int) -> Any:
         values = np.empty(elements.shape, dtype=object)
         values.ravel()[:] = [_encode_element(element) for element in elements.flat]
         return values.tolist()
-    if tensor.datatype in HALVES:
+    if tensor.datatype in HALF_PRECISION_DATATYPES:
         wide = to_array(tensor).astype(np.float32)
         tensor = Tensor(tensor.name, "FP32", tensor.shape, wide.tobytes())
-    array = json_array(tensor)
+    array = to_json_array(tensor)
     return array.reshape(tensor.shape) if tensor.shape else array[0].item()
 
 

@@ -14,7 +14,7 @@ from penstock.core.principals import INFERENCE_SCOPES, VIEW_SCOPES, Principal
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, to_array, unpack_bytes
 from penstock.endpoints.http.http_message import parse_weights
-from penstock.endpoints.http.openapi import Route, json_answer, principal_of
+from penstock.endpoints.http.openapi import Route, get_principal, make_json_answer
 from penstock.gateway.blocks.packet import BlockPacket
 from penstock.gateway.blocks.packet_rest import PacketRest, is_packet
 from penstock.gateway.catalogue import Catalogue
@@ -24,8 +24,8 @@ from penstock.gateway.v1 import v1_codec as codec
 from penstock.gateway.v1 import v1_schemas as schemas
 from penstock.gateway.v1.multipart import FormPart
 
-FORM = "multipart/form-data"
-BINARY = {"schema": {"type": "string", "format": "binary"}}
+FORM_TYPE = "multipart/form-data"
+BINARY_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 # Options of the answer, in the query or the form.
 IMAGE_OPTIONS = {
     "format": "png, jpeg or webp (default: as `Accept` prefers, otherwise png)",
@@ -38,7 +38,7 @@ IMAGE_FORM = {
     "schema": {
         "type": "object",
         "properties": {
-            "image": BINARY["schema"],
+            "image": BINARY_SCHEMA["schema"],
             **{name: {"type": "string"} for name in ("model", *IMAGE_OPTIONS)},
         },
     }
@@ -55,10 +55,10 @@ class V1Rest:
 
     @Route("GET", "/v1/models", "Models that can be called", needs=VIEW_SCOPES, answer=schemas.ModelList)
     async def models(self, request: Request) -> Response:
-        principal = principal_of(request)
+        principal = get_principal(request)
         blocks = {block.model: block for block in self._catalogue.resolver.blocks(principal)}
         found = [self._resolve_name(block, principal) for _, block in sorted(blocks.items())]
-        return json_answer({"object": "list", "data": [_describe_model(block) for block in found]})
+        return make_json_answer({"object": "list", "data": [_describe_model(block) for block in found]})
 
     def _resolve_name(self, block: BlockDescription, principal: Principal) -> BlockDescription:
         """Return the block that the model's name resolves to, or `block` if the caller may not use the name."""
@@ -69,8 +69,8 @@ class V1Rest:
 
     @Route("GET", "/v1/models/{model}", "One model", needs=VIEW_SCOPES, answer=schemas.Model)
     async def model(self, request: Request) -> Response:
-        return json_answer(
-            _describe_model(self._catalogue.resolver.resolve(request.path_params["model"], "", principal_of(request)))
+        return make_json_answer(
+            _describe_model(self._catalogue.resolver.resolve(request.path_params["model"], "", get_principal(request)))
         )
 
     @Route(
@@ -114,8 +114,8 @@ class V1Rest:
         "The body is the JPEG or PNG file, or a form with the file in the field `image`. The answer is an image in "
         "the format that `format` or `Accept` requests (default: PNG).",
         needs=INFERENCE_SCOPES,
-        binary_body={"image/*": BINARY, "application/octet-stream": BINARY, FORM: IMAGE_FORM},
-        binary_answer=dict.fromkeys(IMAGE_TYPES.values(), BINARY),
+        binary_body={"image/*": BINARY_SCHEMA, "application/octet-stream": BINARY_SCHEMA, FORM_TYPE: IMAGE_FORM},
+        binary_answer=dict.fromkeys(IMAGE_TYPES.values(), BINARY_SCHEMA),
         query={"model": "The model; optional if only one model supports this task", **IMAGE_OPTIONS},
     )
     async def upscale(self, request: Request) -> Response:
@@ -141,7 +141,7 @@ class V1Rest:
     async def _read_file(self, call: RestCall, model: str) -> tuple[str, bytes, dict[str, str]]:
         """Return the model's name, the file, and the options in the body. `model`: the name if the body has none."""
         kind = call.content_type
-        if kind == FORM:
+        if kind == FORM_TYPE:
             parts = await self._calls.form(call)
             model = next((_decode_text(part) for part in parts if part.name == "model"), model)
             options = {part.name: _decode_text(part) for part in parts if part.name in IMAGE_OPTIONS}
@@ -151,7 +151,7 @@ class V1Rest:
             return model, images[0], options
         if kind in ("", "application/octet-stream") or kind.startswith("image/"):
             return model, call.take_body(), {}
-        raise InvalidRequest(f"unsupported content-type '{kind[:80]}': send the image as image/* or as {FORM}")
+        raise InvalidRequest(f"unsupported content-type '{kind[:80]}': send the image as image/* or as {FORM_TYPE}")
 
     @Route(
         "POST",
@@ -161,13 +161,13 @@ class V1Rest:
         "`inputs` is a packet of the block protocol.",
         needs=INFERENCE_SCOPES,
         body=schemas.V1InferRequest,
-        binary_body={FORM: ANY_FORM},
+        binary_body={FORM_TYPE: ANY_FORM},
         answer=schemas.V1InferResult,
     )
     async def infer(self, request: Request) -> Response:
         with self._calls.counting_rejected(request):
             call = await self._calls.read(request)
-            if call.content_type == FORM:
+            if call.content_type == FORM_TYPE:
                 decoded: InferRequest | BlockPacket = await self._read_form(call)
                 is_map = True
             else:
@@ -181,7 +181,7 @@ class V1Rest:
     async def _read_values(self, call: RestCall) -> tuple[InferRequest | BlockPacket, bool]:
         """Return the request or packet, and whether its inputs are an object with their names as keys."""
         size_bytes = len(call.body)
-        message = await self._calls.json(call, self._read_body, or_else=f" or {FORM}")
+        message = await self._calls.json(call, self._read_body, or_else=f" or {FORM_TYPE}")
         if isinstance(message, BlockPacket):
             return message, False
         block = await self._catalogue.block(message.model, message.version, call.principal)

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import BUG, Cancelled, InternalError, PenstockError
+from penstock.core.errors import BUG_MESSAGE, Cancelled, InternalError, PenstockError
 from penstock.core.principals import Principal
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway.websocket.stream_buffer import StreamBuffer, StreamSlot
@@ -21,8 +21,8 @@ A_co = TypeVar("A_co", covariant=True)
 log = structlog.get_logger()
 # Smaller answers are not counted: a stream has at most STREAM_WINDOW of them.
 COUNTED_BYTES = 16 * 1024
-EMPTY_FINAL = "triton_enable_empty_final_response"
-FINAL = "triton_final_response"
+EMPTY_FINAL_PARAMETER = "triton_enable_empty_final_response"
+FINAL_PARAMETER = "triton_final_response"
 
 
 class Exchange(Protocol[A_co]):
@@ -99,7 +99,7 @@ class RequestStream(Generic[A]):
             self._running.cancel()
 
     def give_up(self) -> None:
-        """End the stream, because its client does not read the answers and others need the memory."""
+        """End the stream, because its client does not read the answers and other clients need the memory."""
         if self._watch is not None:
             self._watch.give_up("the client read its answers too slowly")
 
@@ -152,7 +152,7 @@ class RequestStream(Generic[A]):
             self._put_error(slot, exchange, error)
         except Exception:  # a bug in Penstock; the client receives an error of the protocol
             log.exception("bug", where=self._where)
-            self._put_error(slot, exchange, InternalError(BUG))
+            self._put_error(slot, exchange, InternalError(BUG_MESSAGE))
 
     async def _answer_decoupled(
         self, request: InferRequest, block: BlockDescription | None, exchange: Exchange[A], slot: StreamSlot[A]
@@ -161,7 +161,7 @@ class RequestStream(Generic[A]):
         async with aclosing(self._serving.stream(request, block)) as responses:
             async for response in responses:
                 self._admit()  # the key may expire during a long stream
-                if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL) is True:
+                if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL_PARAMETER) is True:
                     self._put_answer(slot, *await exchange.encode(response, is_decoupled=True), response.is_final)
                     if not response.is_final:
                         sent = self._unsent[slot] = asyncio.get_running_loop().create_future()

@@ -22,7 +22,7 @@ LENGTH_BYTES = 4
 MAX_ID = 256  # characters of the id of an invalid message
 
 
-def json_bytes(message: Message) -> int:
+def count_json_bytes(message: Message) -> int:
     """Return the length of a message's JSON, which a binary message declares."""
     return len(message) if isinstance(message, Utf8) else int.from_bytes(message[:LENGTH_BYTES], "little")
 
@@ -63,13 +63,18 @@ def encode_answer(
 
 
 def encode_error(error: PenstockError, request_id: str) -> Utf8:
-    content = {"error": statuses.public_message(error), "code": error.code, "id": request_id, **statuses.details(error)}
+    content = {
+        "error": statuses.make_public_message(error),
+        "code": error.code,
+        "id": request_id,
+        **statuses.make_details(error),
+    }
     return Utf8(orjson.dumps(content))
 
 
 def find_id(message: Message) -> str:
     """Return the id of an invalid message, or an empty string if it has none or is large."""
-    if json_bytes(message) > LARGE_BYTES:
+    if count_json_bytes(message) > LARGE_BYTES:
         return ""
     try:
         found = orjson.loads(memoryview(message) if isinstance(message, Utf8) else split_message(message)[0])["id"]

@@ -24,30 +24,30 @@ from penstock.endpoints.guard import needs_scope
 from penstock.endpoints.http import http_message
 from penstock.endpoints.http.http_guard import HttpGuard
 from penstock.endpoints.http.http_message import ClientLeft
-from penstock.endpoints.http.openapi import json_answer
-from penstock.endpoints.http.websocket_protocol import GOING_AWAY, NOT_ADMITTED, REASON_CHARS, SHUTTING_DOWN, Utf8
+from penstock.endpoints.http.openapi import make_json_answer
+from penstock.endpoints.http.websocket_protocol import GOING_AWAY, MAX_REASON_CHARS, NOT_ADMITTED, SHUTTING_DOWN, Utf8
 from penstock.endpoints.large_messages import LARGE_BYTES, LargeMessagePool
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.oip.rest_codec import OutputForm, large_json_bytes
+from penstock.gateway.oip.rest_codec import OutputForm, count_large_json_bytes
 from penstock.gateway.shared_memory.regions import SharedMemory
-from penstock.gateway.websocket.request_stream import FINAL, RequestStream
+from penstock.gateway.websocket.request_stream import FINAL_PARAMETER, RequestStream
 from penstock.gateway.websocket.websocket_codec import (
     Message,
     RawForm,
+    count_json_bytes,
     decode_message,
     encode_answer,
     encode_error,
     find_id,
-    json_bytes,
 )
 from penstock.serving.serve import Serving
 
 PROTOCOL = "websocket"
-PATHS = ("/v2/models/{model}/stream", "/v2/models/{model}/versions/{version}/stream")
-FLAGS = {"true": True, "false": False}
+STREAM_PATHS = ("/v2/models/{model}/stream", "/v2/models/{model}/versions/{version}/stream")
+BOOLEANS = {"true": True, "false": False}
 
 
-def websocket_routes(
+def create_websocket_routes(
     serving: Serving,
     catalogue: Catalogue,
     large: LargeMessagePool,
@@ -56,7 +56,7 @@ def websocket_routes(
 ) -> APIRouter:
     edge = WebSocketEdge(serving, catalogue, large, http_guard, memory)
     router = APIRouter()
-    for path in PATHS:
+    for path in STREAM_PATHS:
         router.add_websocket_route(path, edge.serve)
     return router
 
@@ -81,7 +81,7 @@ def read_options(query: Mapping[str, str]) -> StreamOptions:
             )
     options = {name: _parse_image_option(name, query[name]) for name in IMAGE_OPTIONS if name in query}
     ordered = query.get("ordered", "true").lower()
-    if ordered not in FLAGS:
+    if ordered not in BOOLEANS:
         raise InvalidRequest(f"'ordered' must be true or false, not '{ordered[:40]}'")
     given, wanted = query.get("input"), query.get("output")
     if not given and not wanted:
@@ -89,10 +89,10 @@ def read_options(query: Mapping[str, str]) -> StreamOptions:
             raise InvalidRequest(
                 f"'{next(iter(options))}' is only for raw messages; JSON messages have it in their 'parameters'"
             )
-        return StreamOptions(FLAGS[ordered])
+        return StreamOptions(BOOLEANS[ordered])
     if not given or not wanted:
         raise InvalidRequest("raw messages need both: ?input=NAME&output=NAME")
-    if not FLAGS[ordered]:
+    if not BOOLEANS[ordered]:
         raise InvalidRequest("raw messages have no ids, so 'ordered' must be true")
     return StreamOptions(raw=RawForm(given, wanted, options))
 
@@ -123,9 +123,9 @@ class WebSocketEdge:
             connection = self._accept_connection(websocket)
         except PenstockError as error:
             self.serving.count_rejected(PROTOCOL, error)
-            status, headers = statuses.http_code(error), statuses.headers(error)
+            status, headers = statuses.get_http_code(error), statuses.make_headers(error)
             await websocket.send_denial_response(
-                json_answer({"error": statuses.public_message(error)}, status, headers)
+                make_json_answer({"error": statuses.make_public_message(error)}, status, headers)
             )
             return
         await websocket.accept()
@@ -142,7 +142,7 @@ class WebSocketEdge:
             return  # the client disconnected
         except (Unauthenticated, Forbidden) as error:  # the key has expired or was revoked meanwhile
             self.serving.count_rejected(PROTOCOL, error)
-            await websocket.close(NOT_ADMITTED, statuses.public_message(error)[:REASON_CHARS])
+            await websocket.close(NOT_ADMITTED, statuses.make_public_message(error)[:MAX_REASON_CHARS])
 
     def _accept_connection(self, websocket: WebSocket) -> "_WebSocketConnection":
         """Return the connection, or raise the error to refuse it with. A model that is not ready yet is accepted."""
@@ -178,8 +178,8 @@ class _WebSocketConnection:
         self._version = version
         self._scope = scope
         headers = dict(scope["headers"])
-        self._timeout_s = http_message.timeout_s(headers)
-        self._traceparent = http_message.traceparent(headers)
+        self._timeout_s = http_message.read_timeout_s(headers)
+        self._traceparent = http_message.read_traceparent(headers)
         self._count = 0
 
     def admit(self) -> Principal:
@@ -205,7 +205,7 @@ class _WebSocketConnection:
             if raw is not None:
                 request, form = raw.decode(message, self._count_dimensions(raw)), raw
                 request.request_id = str(self._count)
-            elif json_bytes(message) <= LARGE_BYTES:
+            elif count_json_bytes(message) <= LARGE_BYTES:
                 request, form = decode_message(message, memory, edge.limits)
             else:
                 request, form = await edge.large.decode(len(message), decode_message, message, memory, edge.limits)
@@ -256,9 +256,9 @@ class _WebSocketExchange:
         else:
             assert isinstance(self.request, InferRequest), "an unreadable message has no response"
             if is_decoupled:
-                response.parameters = {**response.parameters, FINAL: response.is_final}
+                response.parameters = {**response.parameters, FINAL_PARAMETER: response.is_final}
             arguments = response, self.request, self._form, self._is_text, self._large.limits
-            if size_bytes := large_json_bytes(response, self._form):
+            if size_bytes := count_large_json_bytes(response, self._form):
                 encoded = await self._large.encode(size_bytes, encode_answer, *arguments)
             else:
                 encoded = encode_answer(*arguments)

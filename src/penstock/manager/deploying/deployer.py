@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.error_text import first_problem
+from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.control_plane import ControlPlane
@@ -128,7 +128,7 @@ class Deployer:
             try:
                 routing_json = Routing.model_validate_json(routing_json).model_dump_json()
             except ValidationError as error:
-                raise InvalidRequest(f"{first_problem(error, 'routing')}; see docs/routing.md") from error
+                raise InvalidRequest(f"{describe_first_problem(error, 'routing')}; see docs/routing.md") from error
         await self._control.commit([Write(ROUTING + model, routing_json.encode() or None)])
         log.info("routing_set", model=model, routing=routing_json or "from model.yaml")
 

@@ -15,7 +15,7 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import DataPlane
-from penstock.core.errors import InternalError, PenstockError, from_code
+from penstock.core.errors import InternalError, PenstockError, rebuild_error
 from penstock.manager.fleet.process_liveness import Hang, ProcessLiveness, ProcessSample
 from penstock.manager.fleet.role_processes import FleetRole, RoleStatus
 from penstock.manager.fleet.tether import Tether
@@ -194,7 +194,7 @@ class LocalFleet:
         if "problem" in message:
             self._problems[name] = message["problem"]
         if failed := message.get("failed"):
-            error = from_code(failed["code"], failed["message"], {})
+            error = rebuild_error(failed["code"], failed["message"], {})
             if not self._fail_start(name, error):
                 log.error("process_failed", process=name, error=error.message)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from penstock.manager.control_plane import ControlPlane
 from penstock.manager.waiters import wait_at_most
-from penstock.wire.leader_connection import LeaderAt
+from penstock.wire.leader_connection import LeaderAddress
 
 LOOK_S = 0.2
 
@@ -19,8 +19,8 @@ class ElectedManager:
         self._own = own
         self._must_look = asyncio.Event()
 
-    async def follow(self) -> AsyncIterator[LeaderAt]:
-        last: LeaderAt | None = None
+    async def follow(self) -> AsyncIterator[LeaderAddress]:
+        last: LeaderAddress | None = None
         while True:
             leader = self._find_leader()
             if leader != last:
@@ -35,8 +35,8 @@ class ElectedManager:
     async def close(self) -> None:
         """Do nothing: an ElectedManager has nothing to close."""
 
-    def _find_leader(self) -> LeaderAt:
+    def _find_leader(self) -> LeaderAddress:
         leader = self._control.election.leader
         if self._control.epoch or leader is None or not leader.address:
-            return LeaderAt(self._own, self._control.epoch)
-        return LeaderAt(leader.address, self._control.election.leader_epoch)
+            return LeaderAddress(self._own, self._control.epoch)
+        return LeaderAddress(leader.address, self._control.election.leader_epoch)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.cluster.manager_records import LEADER, MANAGERS, LeaderRecord, ManagerRecord
+from penstock.core.cluster.manager_records import LEADER_KEY, MANAGERS_PREFIX, LeaderRecord, ManagerRecord
 from penstock.core.errors import Conflict, LeaseLost, NotLeader, PenstockError
 from penstock.manager.leading.leadership import (
     BeginTerm,
@@ -100,7 +100,7 @@ class Election:
     def guard(self) -> Compare:
         """Return the condition of every write: the write fails if this manager no longer leads."""
         if epoch := self.epoch:
-            return Compare(LEADER, epoch)
+            return Compare(LEADER_KEY, epoch)
         raise self.not_leading()
 
     def not_leading(self) -> NotLeader:
@@ -166,7 +166,7 @@ class Election:
             self._handle(LeaseKept(lease, left_s, sent_at))
 
     async def _register_manager(self, lease: int) -> None:
-        key, value = f"{MANAGERS}{self.manager_id}", self._manager.model_dump_json().encode()
+        key, value = f"{MANAGERS_PREFIX}{self.manager_id}", self._manager.model_dump_json().encode()
         try:
             found = await self._store.get(key)
             other = _read_record(ManagerRecord, found.value) if found is not None else None
@@ -193,7 +193,7 @@ class Election:
         leader = LeaderRecord(**self._manager.model_dump(), lease=lease)
         try:
             revision = await self._store.commit(
-                [Write(LEADER, leader.model_dump_json().encode(), lease)], [Compare(LEADER, expected)]
+                [Write(LEADER_KEY, leader.model_dump_json().encode(), lease)], [Compare(LEADER_KEY, expected)]
             )
         except LeaseLost:
             self._handle(LeaseEnded(lease))
@@ -212,12 +212,12 @@ class Election:
             log.warning("revoking_lease_failed", error=error.message)  # the lease expires by itself
 
     async def _follow_leader(self) -> None:
-        async for update in follow(self._store, LEADER):
+        async for update in follow(self._store, LEADER_KEY):
             if isinstance(update, Snapshot) and update.revision < self._leader_revision:
                 log.warning("older_store_detected", revision=update.revision, before=self._leader_revision)
                 self._leader_revision = 0
                 self._handle(StoreSetBack())
-            found = [each for each in _list_entries(update) if each.key == LEADER]
+            found = [each for each in _list_entries(update) if each.key == LEADER_KEY]
             if found:
                 leader = _read_record(LeaderRecord, found[0].value)
                 self._set_leader(leader, found[0].revision, exists=found[0].value is not None)
@@ -231,11 +231,11 @@ class Election:
             self._on_change()
 
     async def _follow_managers(self) -> None:
-        async for update in follow(self._store, MANAGERS):
+        async for update in follow(self._store, MANAGERS_PREFIX):
             if isinstance(update, Snapshot):
                 self.managers.clear()
             for each in _list_entries(update):
-                manager_id = each.key.removeprefix(MANAGERS)
+                manager_id = each.key.removeprefix(MANAGERS_PREFIX)
                 self.managers.pop(manager_id, None)
                 if found := _read_record(ManagerRecord, each.value):
                     self.managers[manager_id] = found

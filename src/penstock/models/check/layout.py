@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import examine_yaml, parse_yaml
+from penstock.core.yaml_file import parse_yaml, validate_yaml
 from penstock.models.check.findings import (
     Finding,
     command,
@@ -73,7 +73,7 @@ def _examine(layout: Layout) -> None:
         found.append(outside_link(settings_file))
         return
     else:
-        settings, faults = examine_yaml(settings_file, ModelSettings)
+        settings, faults = validate_yaml(settings_file, ModelSettings)
         found += _explain_faults(faults)
     guessed = _read_valid_settings(settings_file) if settings is None else settings
     layout.settings = settings
@@ -173,7 +173,7 @@ def _read_version_settings(layout: Layout, settings: ModelSettings, number: int)
     is_sound = layout.settings is not None and not any(found.code in _SETTINGS_ADVICE for found in layout.findings)
     if not file.is_file() or not is_sound or leads_out(file, layout.path):
         return settings
-    found, faults = examine_yaml(file, ModelSettings, layout.path / SETTINGS_FILE, MODEL_ONLY)
+    found, faults = validate_yaml(file, ModelSettings, layout.path / SETTINGS_FILE, MODEL_ONLY)
     layout.findings += [replace(found, version=str(number)) for found in _explain_faults(faults)]
     return found or settings
 

@@ -2,7 +2,14 @@
 
 import re
 
-from penstock.core.errors import EngineFailed, InvalidRequest, InvalidTensor, PenstockError, RequestTooLarge, message_of
+from penstock.core.errors import (
+    EngineFailed,
+    InvalidRequest,
+    InvalidTensor,
+    PenstockError,
+    RequestTooLarge,
+    get_message,
+)
 from penstock.models.check.findings import Finding, warning
 from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.built_in import load_description
@@ -52,7 +59,7 @@ _CODE_FAULTS = re.compile(
 
 
 def explain_load_error(error: Exception) -> Finding:
-    message = message_of(error)
+    message = get_message(error)
     # An engine's message is shortened, but its cause may contain the whole text.
     whole = f"{message}\n{error.__cause__ or ''}"
     if found := _NEWER.search(whole):
@@ -74,7 +81,7 @@ def explain_load_error(error: Exception) -> Finding:
 
 def explain_trial_error(error: Exception, settings: ModelSettings) -> Finding:
     """Explain an error of the sample request: a problem if the model has a fault, a warning if the request may have."""
-    message = message_of(error)
+    message = get_message(error)
     reason = error.reason if isinstance(error, PenstockError) else ""
     if isinstance(error, InvalidRequest | RequestTooLarge):
         what = f"the model loads, but rejects the sample request: {message}"

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from penstock.core.config import Limits
-from penstock.core.tensors import Array, Tensor, TensorSpec, fits, from_array, to_array
+from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, is_shape_accepted, to_array
 from penstock.models.check.findings import Finding, as_json, has_problem, warning
 from penstock.models.check.load_errors import explain_load_error, explain_trial_error
 from penstock.models.check.sample_requests import example_command, sample_inputs
@@ -132,7 +132,7 @@ def _compare_with_outputs(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
     found = []
     for tensor in tensors:
         spec = declared[tensor.name]
-        if tensor.datatype != spec.datatype or not fits(tensor.shape, spec.shape):
+        if tensor.datatype != spec.datatype or not is_shape_accepted(tensor.shape, spec.shape):
             message = (
                 f"output '{tensor.name}' is {tensor.datatype} {list(tensor.shape)}, "
                 f"but the model declares {spec.datatype} {list(spec.shape)}"

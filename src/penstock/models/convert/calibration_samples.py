@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.error_text import plain_cause
+from penstock.core.error_text import explain_cause
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec, from_array, pack_bytes
 from penstock.models.samples.photos import photos
@@ -103,7 +103,7 @@ def _read_texts(file: Path) -> list[str]:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--calibration {file}: must be a text file with one text per line, or .jsonl: {plain_cause(error)}"
+            f"--calibration {file}: must be a text file with one text per line, or .jsonl: {explain_cause(error)}"
         ) from error
     if file.suffix in (".jsonl", ".ndjson"):
         lines = [_read_text_line(file, number, line) for number, line in enumerate(lines, 1)]
@@ -117,7 +117,7 @@ def _read_text_line(file: Path, number: int, line: str) -> str:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--calibration {file}:{number}: is not JSON: {plain_cause(error)}") from error
+        raise ConfigError(f"--calibration {file}:{number}: is not JSON: {explain_cause(error)}") from error
     text = found.get("text") if isinstance(found, dict) else None
     if not isinstance(text, str):
         raise ConfigError(f'--calibration {file}:{number}: must be an object with a "text"')

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import overlay
+from penstock.core.yaml_file import merge_settings
 from penstock.models.folder import VERSION_FILE, ModelFolder
 
 REPORT = "quantization.json"
@@ -53,7 +53,7 @@ def fill(folder: Path, model: ModelFolder, version: str, weights: set[str], sett
                 shutil.copy2(beside, folder / beside.name)
         own = source / VERSION_FILE
         before = yaml.safe_load(own.read_text(encoding="utf-8")) if own.is_file() else None
-        written = yaml.safe_dump(overlay(before or {}, dict(settings)), sort_keys=False)
+        written = yaml.safe_dump(merge_settings(before or {}, dict(settings)), sort_keys=False)
         (folder / VERSION_FILE).write_text(written, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder.parent}: cannot be written: {error}", file=str(folder.parent)) from error

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.core.errors import PenstockError, message_of
+from penstock.core.errors import PenstockError, get_message
 from penstock.core.tensors import from_array
 from penstock.models.check.sample_requests import sample_inputs
 from penstock.models.convert.calibration_samples import Samples, collect
@@ -74,7 +74,7 @@ class EngineTrial:
             return self._compare(found)
         (chosen,) = found
         if problems:
-            reason = "; ".join(f"{each.engine} does not load it: {message_of(why)}" for each, why in problems.items())
+            reason = "; ".join(f"{each.engine} does not load it: {get_message(why)}" for each, why in problems.items())
             return TrialVerdict(chosen, reason)
         return self._stop_early(chosen, "loading")
 

@@ -15,7 +15,7 @@ from penstock.router.slots import Job, Offer
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class ConnectedWorker:
     """A gateway's record of a connected worker."""
 
     key: bytes  # its name in the job table, unique over all lanes; used nowhere else
@@ -72,10 +72,10 @@ class LaneOwner(Protocol):
     def jobs(self) -> int:
         """Return how many jobs wait or run."""
 
-    def joined(self, member: Member, offers: Collection[Offer], lost: Collection[str]) -> None:
+    def joined(self, member: ConnectedWorker, offers: Collection[Offer], lost: Collection[str]) -> None:
         """Set the blocks that the worker holds. The worker no longer has the blocks in `lost` in memory."""
 
-    def left(self, member: Member, reason: str) -> None: ...
+    def left(self, member: ConnectedWorker, reason: str) -> None: ...
 
     def answered(self, worker: bytes, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
         """Handle an answer or failure of a job. The owner sets the response's model, version and request id.

@@ -1,4 +1,4 @@
-"""The workers of a socket lane: measures distances, collects statistics and detects dead workers."""
+"""The workers that are connected to a socket lane, with their distances and statistics; detects dead workers."""
 
 import asyncio
 import os
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from penstock.core.statistics import BlockStatistics, sum_by_block
-from penstock.router.lanes.lane import Member
+from penstock.core.statistics import BlockStatistics, merge_by_block
+from penstock.router.lanes.lane import ConnectedWorker
 from penstock.wire.job_messages import MessageOutbox
-from penstock.wire.sockets import host_identity
+from penstock.wire.sockets import read_host_identity
 
 log = structlog.get_logger()
 SAME_HOST, SAME_ZONE, ELSEWHERE = 0, 1, 2
@@ -20,7 +20,7 @@ DIED = "died"  # its process on this machine ended
 
 
 @dataclass(slots=True, eq=False)
-class SocketMember(Member):
+class SocketWorker(ConnectedWorker):
     """A worker that is connected to a socket lane."""
 
     host: str = ""
@@ -31,18 +31,18 @@ class SocketMember(Member):
     jobs_out: MessageOutbox | None = None  # collects small jobs; None: the worker accepts only one job per message
 
 
-class SocketMembers:
+class SocketWorkers:
     """A table of the workers of one socket lane, by the identity of each worker's socket."""
 
     def __init__(self, zone: str, on_death: Callable[[bytes, str], None]) -> None:
         self.is_local = False  # all workers belong to the server on this machine
-        self._host = host_identity()
+        self._host = read_host_identity()
         self._zone = zone
         self._on_death = on_death
-        self.by_key: dict[bytes, SocketMember] = {}
+        self.by_key: dict[bytes, SocketWorker] = {}
         self._departed: list[BlockStatistics] = []  # of workers that are gone
 
-    def add(self, member: SocketMember) -> bool:
+    def add(self, member: SocketWorker) -> bool:
         """Add a worker; return False if the worker's process runs on this host and is already dead.
 
         The kernel reports the death of a process on this host at once; workers on other hosts count as dead if their
@@ -60,7 +60,7 @@ class SocketMembers:
         report("worker_joined", worker=member.worker_id, pid=member.pid)
         return True
 
-    def remove(self, key: bytes, reason: str) -> SocketMember | None:
+    def remove(self, key: bytes, reason: str) -> SocketWorker | None:
         member = self.by_key.pop(key, None)
         if member is None:
             return None
@@ -72,14 +72,14 @@ class SocketMembers:
         report("worker_left", worker=member.worker_id, pid=member.pid, reason=reason)
         for each in member.statistics:
             each.clear_current()
-        self._departed = sum_by_block([*self._departed, *member.statistics])
+        self._departed = merge_by_block([*self._departed, *member.statistics])
         return member
 
     def close(self) -> None:
         for member in self.by_key.values():
             _close_pidfd(member)
 
-    def distance(self, member: SocketMember) -> int:
+    def distance(self, member: SocketWorker) -> int:
         if member.host == self._host:
             return SAME_HOST
         return SAME_ZONE if self._zone and member.zone == self._zone else ELSEWHERE
@@ -88,7 +88,7 @@ class SocketMembers:
         return [*self._departed, *(found for member in self.by_key.values() for found in member.statistics)]
 
 
-def _close_pidfd(member: SocketMember) -> None:
+def _close_pidfd(member: SocketWorker) -> None:
     if member.pidfd >= 0:
         asyncio.get_running_loop().remove_reader(member.pidfd)
         os.close(member.pidfd)

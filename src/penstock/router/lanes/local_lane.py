@@ -7,10 +7,10 @@ from penstock.core.cluster.local_worker import LocalOffer, LocalTask, LocalWorke
 from penstock.core.errors import PenstockError
 from penstock.core.requests import InferResponse
 from penstock.core.statistics import BlockStatistics
-from penstock.router.lanes.lane import LaneOwner, Member
+from penstock.router.lanes.lane import ConnectedWorker, LaneOwner
 from penstock.router.slots import Job, Offer
 
-KEY = b"local"
+WORKER_KEY = b"local"
 
 
 class LocalLane:
@@ -25,7 +25,7 @@ class LocalLane:
         self._worker = worker
         self._owner = owner
         self._on_offers = on_offers
-        self._member = Member(KEY, worker.worker_id, os.getpid(), self)
+        self._member = ConnectedWorker(WORKER_KEY, worker.worker_id, os.getpid(), self)
 
     def open(self) -> None:
         self._worker.attach(self)
@@ -81,10 +81,10 @@ class LocalLane:
         self._on_offers(offers)
 
     def answered(self, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
-        self._owner.answered(KEY, job_id, attempt, outcome)
+        self._owner.answered(WORKER_KEY, job_id, attempt, outcome)
 
     def handed_back(self, job_ids: Sequence[int]) -> None:
-        self._owner.handed_back(KEY, job_ids)
+        self._owner.handed_back(WORKER_KEY, job_ids)
 
     def probed(self, block_id: str, problem: str) -> None:
-        self._owner.probed(KEY, block_id, problem)
+        self._owner.probed(WORKER_KEY, block_id, problem)

@@ -15,7 +15,7 @@ from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.lane import LaneOwner, PeerMessages
-from penstock.router.lanes.lane_members import LEFT, SocketMember, SocketMembers
+from penstock.router.lanes.lane_members import LEFT, SocketWorker, SocketWorkers
 from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import job_messages
@@ -24,7 +24,7 @@ from penstock.wire.encodings import decode_description, decode_devices, decode_s
 from penstock.wire.failures import decode_failure
 from penstock.wire.heartbeats import GatewayHeartbeats
 from penstock.wire.sockets import RouterSocket
-from penstock.wire.zmq_endpoints import TCP, Endpoint
+from penstock.wire.zmq_endpoints import TCP_PREFIX, Endpoint
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -33,7 +33,7 @@ MAX_DELAY_TURNS = 2  # turns of the event loop for which a few jobs wait for mor
 # REST jobs are sent when this number of them wait, so that the worker starts while this loop reads the next requests.
 # Other protocols share connections, so larger groups are better: jobs that are sent together are answered together,
 # in one write that wakes the client once.
-FEW_JOBS = job_messages.FEW
+MIN_IMMEDIATE_JOBS = job_messages.MIN_IMMEDIATE_ENTRIES
 
 
 class SocketLane:
@@ -60,7 +60,7 @@ class SocketLane:
         self._metrics = metrics
         self._owner = owner
         self._peers = peers
-        self._members = SocketMembers(zone, self._remove)
+        self._members = SocketWorkers(zone, self._remove)
         self._queries: dict[int, dict[bytes, asyncio.Event]] = {}  # by query id: workers and whether they answered
         self._last_query = 0
         self._next_beat = 0.0
@@ -71,7 +71,7 @@ class SocketLane:
         """Listen, and return the endpoint to which workers connect."""
         self._socket = RouterSocket(self._on_message)
         bound = self._socket.bind(endpoint, self._keys)
-        self._members.is_local = not endpoint.bind.startswith(TCP)
+        self._members.is_local = not endpoint.bind.startswith(TCP_PREFIX)
         if self._peers is not None:
             self._peers.open(self._send_parts)
         self._heartbeats = GatewayHeartbeats(endpoint.for_heartbeats(), self._settings.beat_s, self._keys)
@@ -83,10 +83,13 @@ class SocketLane:
         at, request = now(), job.request
         fields = (job.job_id, job.attempt, job.block_id, job.deadline - at, request, job.queue_deadline - at)
         outbox = self._members.by_key[worker].jobs_out
-        if outbox is None or (size_bytes := job_messages.total_bytes(request.inputs)) > job_messages.MAX_COMBINED_BYTES:
+        if (
+            outbox is None
+            or (size_bytes := job_messages.count_bytes(request.inputs)) > job_messages.MAX_COMBINED_ENTRY_BYTES
+        ):
             self._send_job(worker, job_messages.encode_job(*fields, job.answers_ahead))
         else:
-            most = FEW_JOBS if request.protocol == "rest" else job_messages.MAX_COMBINED
+            most = MIN_IMMEDIATE_JOBS if request.protocol == "rest" else job_messages.MAX_COMBINED_ENTRIES
             job_messages.add_job(outbox.list_for(size_bytes, most), *fields, job.answers_ahead)
 
     def cancel(self, worker: bytes, job_id: int) -> None:
@@ -145,7 +148,7 @@ class SocketLane:
         if self._heartbeats is not None:
             self._heartbeats.close()
 
-    def _silent_s(self, member: SocketMember, now: float) -> float:
+    def _silent_s(self, member: SocketWorker, now: float) -> float:
         """Return the seconds since the last message or heartbeat of the worker.
 
         A separate thread of the worker sends heartbeats, so a busy event loop does not count as silence.
@@ -175,7 +178,7 @@ class SocketLane:
             log.debug("wire_error", peer=identity.hex(), error=error.message)
             self._send_parts(identity, job_messages.encode_refused(error))
 
-    def _dispatch(self, member: SocketMember, kind: str, header: pb.Header, message: list[Buffer]) -> None:
+    def _dispatch(self, member: SocketWorker, kind: str, header: pb.Header, message: list[Buffer]) -> None:
         match kind:
             case "result":
                 self._on_result(member.key, header.result, message)
@@ -202,7 +205,7 @@ class SocketLane:
         if result.HasField("failure"):
             self._owner.answered(identity, result.job_id, result.attempt, decode_failure(result.failure))
             return
-        self._owner.answered(identity, result.job_id, result.attempt, job_messages.response(result, message))
+        self._owner.answered(identity, result.job_id, result.attempt, job_messages.decode_response(result, message))
 
     def _on_results(self, identity: bytes, results: pb.Results) -> None:
         """Handle all results of one message; raise the WireError of an invalid result only at the end."""
@@ -210,7 +213,7 @@ class SocketLane:
         for result in results.results:
             failure = decode_failure(result.failure) if result.HasField("failure") else None
             try:
-                outcome = failure or job_messages.small_response(result)
+                outcome = failure or job_messages.decode_small_response(result)
                 self._owner.answered(identity, result.job_id, result.attempt, outcome)
             except WireError as error:
                 wrong = error
@@ -228,7 +231,7 @@ class SocketLane:
             self._remove(identity, "broken")
             member = None
         if member is None:
-            member = SocketMember(
+            member = SocketWorker(
                 identity,
                 hello.worker_id,
                 hello.pid,

@@ -9,7 +9,7 @@ partition, so that every gateway computes the same map, also after a restart.
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.cluster.rendezvous import PARTITIONS, Scores, digest, partition_of, scores
+from penstock.core.cluster.rendezvous import PARTITIONS, Scores, compute_digest, compute_partition, compute_scores
 from penstock.router.slots import Slot
 
 
@@ -28,7 +28,7 @@ class KeyOwners:
         return slot in self._seeds
 
     def add(self, slot: Slot) -> None:
-        self._seeds[slot] = digest(slot.name)
+        self._seeds[slot] = compute_digest(slot.name)
         if self._owners:
             self._take_partitions(slot)
 
@@ -47,17 +47,17 @@ class KeyOwners:
             if not self._seeds:
                 return None
             self._compute_owners()
-        return self._owners[partition_of(key)]
+        return self._owners[compute_partition(key)]
 
     def _compute_owners(self) -> None:
         first, *others = self._seeds
         self._owners = [first] * PARTITIONS
-        self._best = scores([self._seeds[first]], np.arange(PARTITIONS))[0]
+        self._best = compute_scores([self._seeds[first]], np.arange(PARTITIONS))[0]
         for slot in others:
             self._take_partitions(slot)
 
     def _take_partitions(self, slot: Slot) -> None:
-        found = scores([self._seeds[slot]], np.arange(PARTITIONS))[0]
+        found = compute_scores([self._seeds[slot]], np.arange(PARTITIONS))[0]
         won = found > self._best
         self._best[won] = found[won]
         for partition in np.flatnonzero(won).tolist():
@@ -65,7 +65,7 @@ class KeyOwners:
 
     def _reassign(self, partitions: NDArray[np.int64]) -> None:
         slots = list(self._seeds)
-        found = scores(list(self._seeds.values()), partitions)
+        found = compute_scores(list(self._seeds.values()), partitions)
         self._best[partitions] = found.max(axis=0)
         for partition, best in zip(partitions.tolist(), found.argmax(axis=0).tolist(), strict=True):
             self._owners[partition] = slots[best]

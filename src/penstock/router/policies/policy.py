@@ -7,15 +7,17 @@ from math import exp
 from typing import Protocol
 
 from penstock.core.settings import Routing
-from penstock.router.slots import MEMORY_S, Slot
+from penstock.router.slots import LATENCY_DECAY_S, Slot
 
-Draw = Callable[[], float]  # returns a random number from 0 to below 1
-FARTHEST = 2
-UNKNOWN_S = 1e6  # assumed latency before a slot's first answer, so that it gets a second job only after that answer
+RandomNumber = Callable[[], float]  # returns a random number from 0 to below 1
+MAX_DISTANCE = 2
+UNMEASURED_LATENCY_S = (
+    1e6  # assumed latency before a slot's first answer, so that it gets a second job only after that answer
+)
 
 
 class SlotPolicy(Protocol):
-    """Chooses one of the added slots. A slot is added while it has a credit left and is not ejected.
+    """Chooses a slot (a block on a worker) for a job. A slot is added while it can take a job and is not ejected.
 
     Each call takes constant time, or time that grows with the logarithm of the number of slots.
     """
@@ -51,7 +53,7 @@ class SlotSet:
         slot.position = -1
 
 
-class IgnoresJobCounts:
+class CountIndependentPolicy:
     """Base class of the policies that do not depend on a slot's number of jobs."""
 
     tracks_job_counts: bool = False
@@ -59,19 +61,19 @@ class IgnoresJobCounts:
     def job_count_changed(self, slot: Slot) -> None: ...
 
 
-class _RandomChoice(IgnoresJobCounts, SlotSet):
-    def __init__(self, draw: Draw) -> None:
+class _RandomPolicy(CountIndependentPolicy, SlotSet):
+    def __init__(self, draw: RandomNumber) -> None:
         super().__init__()
         self._draw = draw
 
 
-class RandomSlot(_RandomChoice):
+class RandomSlot(_RandomPolicy):
     def choose(self, now: float) -> Slot | None:
         slots = self.slots
         return slots[int(self._draw() * len(slots))] if slots else None
 
 
-class PowerOfTwo(_RandomChoice):
+class PowerOfTwo(_RandomPolicy):
     """Draws two random slots, and chooses the slot that uses the smaller part of its credits."""
 
     def choose(self, now: float) -> Slot | None:
@@ -84,7 +86,7 @@ class PowerOfTwo(_RandomChoice):
         return first if first.in_flight * second.credits <= second.in_flight * first.credits else second
 
 
-class LeastLatency(_RandomChoice):
+class LeastLatency(_RandomPolicy):
     """Draws two random slots, and chooses the slot with the lower product of latency and number of jobs."""
 
     def choose(self, now: float) -> Slot | None:
@@ -94,17 +96,17 @@ class LeastLatency(_RandomChoice):
             return slots[0] if slots else None
         draw = self._draw
         first, second = slots[int(draw() * count)], slots[int(draw() * count)]
-        return first if _expected_latency(first, now) <= _expected_latency(second, now) else second
+        return first if _estimate_latency(first, now) <= _estimate_latency(second, now) else second
 
 
-class Locality(IgnoresJobCounts):
+class Locality(CountIndependentPolicy):
     """Applies PowerOfTwo to the nearest slots that have a credit left."""
 
-    def __init__(self, draw: Draw) -> None:
-        self._tiers = [PowerOfTwo(draw) for _ in range(FARTHEST + 1)]
+    def __init__(self, draw: RandomNumber) -> None:
+        self._tiers = [PowerOfTwo(draw) for _ in range(MAX_DISTANCE + 1)]
 
     def add(self, slot: Slot) -> None:
-        slot.bucket = min(slot.distance, FARTHEST)
+        slot.bucket = min(slot.distance, MAX_DISTANCE)
         self._tiers[slot.bucket].add(slot)
 
     def remove(self, slot: Slot) -> None:
@@ -117,7 +119,7 @@ class Locality(IgnoresJobCounts):
         return None
 
 
-class RoundRobin(IgnoresJobCounts):
+class RoundRobin(CountIndependentPolicy):
     """Chooses the slots one after the other; a slot moves to the end of the order when it is added or chosen."""
 
     def __init__(self) -> None:
@@ -145,7 +147,7 @@ class LeastConnections:
 
     tracks_job_counts: bool = True
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: RandomNumber) -> None:
         self._draw = draw
         self._by_count: dict[int, SlotSet] = {}
         self._open = 0  # bit n is set if some slot has n jobs
@@ -176,7 +178,7 @@ class LeastConnections:
         return slots[int(self._draw() * len(slots))]
 
 
-class Weighted(IgnoresJobCounts):
+class WeightedTurns(CountIndependentPolicy):
     """Stride scheduling: a slot's next turn comes 1/weight later, so each slot gets turns in proportion to its weight.
 
     A slot that is added, or added again, starts at the current turn, so that it does not catch up on missed turns.
@@ -217,23 +219,23 @@ class Weighted(IgnoresJobCounts):
         return None
 
 
-POLICIES: Mapping[str, Callable[[Draw], SlotPolicy]] = {
+POLICIES: Mapping[str, Callable[[RandomNumber], SlotPolicy]] = {
     "power_of_two": PowerOfTwo,
     "random": RandomSlot,
     "least_latency": LeastLatency,
     "locality": Locality,
     "round_robin": lambda draw: RoundRobin(),
     "least_connections": LeastConnections,
-    "weighted": lambda draw: Weighted(),
+    "weighted": lambda draw: WeightedTurns(),
     "hash": PowerOfTwo,  # for jobs without a key; `KeyOwners` chooses the slot for a job with a key
 }
 
 
-def make_policy(routing: Routing, draw: Draw) -> SlotPolicy:
+def make_policy(routing: Routing, draw: RandomNumber) -> SlotPolicy:
     return POLICIES[routing.policy](draw)
 
 
-def _expected_latency(slot: Slot, now: float) -> float:
+def _estimate_latency(slot: Slot, now: float) -> float:
     if not slot.latency_s:
-        return UNKNOWN_S * slot.in_flight
-    return slot.latency_s * exp((slot.measured - now) / MEMORY_S) * (slot.in_flight + 1)
+        return UNMEASURED_LATENCY_S * slot.in_flight
+    return slot.latency_s * exp((slot.measured - now) / LATENCY_DECAY_S) * (slot.in_flight + 1)

@@ -22,8 +22,8 @@ from penstock.pb.etcd import rpc_pb2 as pb
 from penstock.storage.metadata.etcd_servers import NEEDS_LEADER, EtcdServer, EtcdServers
 from penstock.storage.metadata.metadata_store import CALL_S, Change, Compare, MetadataStore, Record, Snapshot, Write
 from penstock.storage.metadata.records import check_size
-from penstock.wire.credentials.client_tls import client_credentials
-from penstock.wire.credentials.tls_files import QUERY, TlsFiles
+from penstock.wire.credentials.client_tls import create_client_credentials
+from penstock.wire.credentials.tls_files import URL_PARAMETERS, TlsFiles
 
 log = structlog.get_logger()
 SECURED = "etcds"  # the URL scheme for TLS
@@ -44,7 +44,7 @@ class EtcdMetadataStore(MetadataStore):
     ) -> None:
         """Create the store. Without `tls`, connections are plain. Raise ConfigError if certificates cannot be read."""
         if tls is not None:
-            client_credentials(tls)
+            create_client_credentials(tls)
         self._servers = EtcdServers(addresses, random.randrange(len(addresses)), tls)
         self._prefix = f"{prefix}/".encode()
         self._timeout_s = timeout_s
@@ -254,8 +254,8 @@ def _parse_url(url: str) -> tuple[tuple[str, ...], str, TlsFiles | None]:
         raise ConfigError(
             f"the {scheme}:// URL has a user or password, which is not supported: use certificates (etcds://)"
         )
-    if given.keys() - set(QUERY) or (given and scheme != SECURED):
-        raise ConfigError(f"{SECURED}://: after the ? only {', '.join(QUERY)} are allowed, each with a file")
+    if given.keys() - set(URL_PARAMETERS) or (given and scheme != SECURED):
+        raise ConfigError(f"{SECURED}://: after the ? only {', '.join(URL_PARAMETERS)} are allowed, each with a file")
     try:
         found = [str(parse_address(each).at(DEFAULT_PORT)) for each in addresses.split(",") if each.strip()]
     except ValueError as error:

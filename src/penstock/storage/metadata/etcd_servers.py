@@ -8,7 +8,7 @@ import grpc
 
 from penstock.core.errors import StoreUnavailable
 from penstock.pb.etcd.rpc_pb2_grpc import KVStub, LeaseStub, WatchStub
-from penstock.wire.credentials.client_tls import client_credentials
+from penstock.wire.credentials.client_tls import create_client_credentials
 from penstock.wire.credentials.tls_files import TlsFiles
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class EtcdServer:
         if tls is None:
             self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:
-            self.channel = grpc.aio.secure_channel(address, client_credentials(tls), options=_OPTIONS)
+            self.channel = grpc.aio.secure_channel(address, create_client_credentials(tls), options=_OPTIONS)
         self.kv = KVStub(self.channel)
         self.lease = LeaseStub(self.channel)
         self.watch = WatchStub(self.channel)

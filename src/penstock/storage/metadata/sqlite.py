@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import structlog
 
-from penstock.core.error_text import plain_cause
+from penstock.core.error_text import explain_cause
 from penstock.core.errors import StoreUnavailable, Unavailable
 from penstock.storage.metadata.metadata_store import CALL_S, Change, Compare, MetadataStore, Record, Snapshot, Write
 from penstock.storage.metadata.records import Records
@@ -136,7 +136,7 @@ class SqliteMetadataStore(MetadataStore):
             self._has_advised = False
         except (OSError, sqlite3.Error) as error:
             if not all(write.may_wait or write.lease for write in writes):
-                log.error("metadata_not_written", file=str(self._file.path), error=plain_cause(error))
+                log.error("metadata_not_written", file=str(self._file.path), error=explain_cause(error))
                 # Without the path, because clients see the message.
                 raise Unavailable(
                     f"the server's data directory cannot be written: {_describe_reason(error)}"
@@ -151,7 +151,7 @@ class SqliteMetadataStore(MetadataStore):
         """Log advice about a disk that cannot be written; log it again only after the disk was writable."""
         if not self._has_advised:
             self._has_advised = True
-            log.warning("metadata_unwritable", file=str(self._file.path), error=plain_cause(error), advice=ADVICE)
+            log.warning("metadata_unwritable", file=str(self._file.path), error=explain_cause(error), advice=ADVICE)
 
     def _build_rows(self, changes: Sequence[Change], writes: Sequence[Write]) -> Sequence[Row]:
         """Return the rows to write, including earlier changes that were not written. Leased records are not stored."""

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.cluster.manager_records import LEADER, LeaderRecord
+from penstock.core.cluster.manager_records import LEADER_KEY, LeaderRecord
 from penstock.storage.metadata.following import follow
 from penstock.storage.metadata.metadata_store import MetadataStore, Snapshot
-from penstock.wire.leader_connection import LeaderAt
+from penstock.wire.leader_connection import LeaderAddress
 
 log = structlog.get_logger()
 
@@ -21,15 +21,15 @@ class StoredLeader:
         self._store = store
         self._last = 0
 
-    async def follow(self) -> AsyncIterator[LeaderAt]:
-        async for update in follow(self._store, LEADER):
+    async def follow(self) -> AsyncIterator[LeaderAddress]:
+        async for update in follow(self._store, LEADER_KEY):
             if isinstance(update, Snapshot) and update.revision < self._last:
                 self._last = 0  # the store was wiped or restored
             for each in update.records if isinstance(update, Snapshot) else update:
-                if each.key == LEADER and each.value is not None and each.revision > self._last:
+                if each.key == LEADER_KEY and each.value is not None and each.revision > self._last:
                     self._last = each.revision
                     try:
-                        yield LeaderAt(LeaderRecord.model_validate_json(each.value).address, each.revision)
+                        yield LeaderAddress(LeaderRecord.model_validate_json(each.value).address, each.revision)
                     except ValidationError as error:
                         log.warning("manager_record_unreadable", error=str(error))
 

@@ -24,14 +24,14 @@ from penstock.core.errors import ConfigError
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateBuilder
 
-CA, CA_KEY = "ca.pem", "ca-key.pem"
-SKEW = timedelta(minutes=5)  # clocks of other hosts may be this much behind
-_NAME_CHARS = 64  # X.509's limit for a common name
-_CURVE = ec.SECP256R1()  # accepted by gRPC, browsers and OpenSSL
+CA_FILE, CA_KEY_FILE = "ca.pem", "ca-key.pem"
+CLOCK_SKEW = timedelta(minutes=5)  # clocks of other hosts may be this much behind
+_MAX_NAME_CHARS = 64  # X.509's limit for a common name
+_ELLIPTIC_CURVE = ec.SECP256R1()  # accepted by gRPC, browsers and OpenSSL
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """An issued certificate and its key."""
 
     cert: Path
@@ -51,9 +51,11 @@ class Authority:
     @classmethod
     def create(cls, folder: Path, name: str, days: int, now: datetime | None = None) -> "Authority":
         """Create the authority's certificate and key. Raise ConfigError if the folder already has an authority."""
-        if (folder / CA).exists() or (folder / CA_KEY).exists():
-            raise ConfigError(f"{folder} already contains an authority ({CA}): choose another folder, or delete it")
-        key, at = ec.generate_private_key(_CURVE), now or datetime.now(UTC)
+        if (folder / CA_FILE).exists() or (folder / CA_KEY_FILE).exists():
+            raise ConfigError(
+                f"{folder} already contains an authority ({CA_FILE}): choose another folder, or delete it"
+            )
+        key, at = ec.generate_private_key(_ELLIPTIC_CURVE), now or datetime.now(UTC)
         builder = _create_certificate_builder(name, name, key.public_key(), at, timedelta(days=days))
         usage = _build_key_usage(key_cert_sign=True, crl_sign=True)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -64,23 +66,23 @@ class Authority:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot create {folder}: {error.strerror}") from error
-        _write(folder / CA_KEY, _encode_pem(key), 0o600)
-        _write(folder / CA, cert.public_bytes(Encoding.PEM), 0o644)
+        _write(folder / CA_KEY_FILE, _encode_pem(key), 0o600)
+        _write(folder / CA_FILE, cert.public_bytes(Encoding.PEM), 0o644)
         return cls(folder, cert, key)
 
     @classmethod
     def open(cls, folder: Path) -> "Authority":
         try:
-            cert = x509.load_pem_x509_certificate((folder / CA).read_bytes())
-            key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+            cert = x509.load_pem_x509_certificate((folder / CA_FILE).read_bytes())
+            key = load_pem_private_key((folder / CA_KEY_FILE).read_bytes(), None)
         except OSError as error:
             raise ConfigError(
                 f"{folder} contains no authority ({error.strerror}): create one with penstock certs init"
             ) from error
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{folder}: {CA} or {CA_KEY} cannot be read: {error}") from error
+            raise ConfigError(f"{folder}: {CA_FILE} or {CA_KEY_FILE} cannot be read: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigError(f"{folder}/{CA_KEY} is not a key created by penstock certs init")
+            raise ConfigError(f"{folder}/{CA_KEY_FILE} is not a key created by penstock certs init")
         return cls(folder, cert, key)
 
     def issue(
@@ -90,18 +92,18 @@ class Authority:
         days: float = 365,
         is_client: bool = False,
         now: datetime | None = None,
-    ) -> Issued:
+    ) -> IssuedCertificate:
         """Issue a certificate for a name and hosts, and replace an earlier certificate with the same name.
 
         Servers may read the files during the replacement. If `is_client`, the certificate is not valid for servers.
         """
-        if not name or len(name) > _NAME_CHARS or "/" in name or name.startswith("."):
+        if not name or len(name) > _MAX_NAME_CHARS or "/" in name or name.startswith("."):
             raise ConfigError(
-                f"invalid name '{name[:80]}': use 1 to {_NAME_CHARS} characters, without slashes or a leading dot"
+                f"invalid name '{name[:80]}': use 1 to {_MAX_NAME_CHARS} characters, without slashes or a leading dot"
             )
-        if f"{name}.pem" == CA:
+        if f"{name}.pem" == CA_FILE:
             raise ConfigError(f"the name '{name}' is the authority's own: choose another name")
-        key, at = ec.generate_private_key(_CURVE), now or datetime.now(UTC)
+        key, at = ec.generate_private_key(_ELLIPTIC_CURVE), now or datetime.now(UTC)
         issuer = self._cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         builder = _create_certificate_builder(name, str(issuer), key.public_key(), at, timedelta(days=days))
         names = list(dict.fromkeys([name, *hosts]))
@@ -116,7 +118,7 @@ class Authority:
         )
         of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         cert = builder.add_extension(of_issuer, critical=False).sign(self._key, hashes.SHA256())
-        issued = Issued(
+        issued = IssuedCertificate(
             self.folder / f"{name}.pem", self.folder / f"{name}-key.pem", tuple(names), cert.not_valid_after_utc
         )
         # A server that reads the files between the two writes finds that they do not match, and reads them again.
@@ -131,7 +133,7 @@ def _create_certificate_builder(
     builder = x509.CertificateBuilder(
         _build_common_name(issuer), _build_common_name(name), key, x509.random_serial_number()
     )
-    return builder.not_valid_before(at - SKEW).not_valid_after(at + valid)
+    return builder.not_valid_before(at - CLOCK_SKEW).not_valid_after(at + valid)
 
 
 def _build_common_name(name: str) -> x509.Name:

@@ -5,12 +5,12 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-Names = tuple[str, ...]
+CertificateNames = tuple[str, ...]
 # gRPC's properties with a caller's names. The first contains all alternative names, in the certificate's order.
-_OTHER, _COMMON = "x509_subject_alternative_name", "x509_common_name"
+_ALTERNATIVE_NAMES, _COMMON_NAME = "x509_subject_alternative_name", "x509_common_name"
 
 
-def names_of_transport(transport: Any) -> Names:
+def read_transport_names(transport: Any) -> CertificateNames:
     """Return the names in the client certificate of an HTTP connection; empty without a client certificate."""
     tls = transport.get_extra_info("ssl_object")
     found = tls.getpeercert() if tls is not None else None
@@ -21,15 +21,15 @@ def names_of_transport(transport: Any) -> Names:
     return _remove_duplicates([*others, *common])
 
 
-def names_of_call(auth_context: Mapping[str, Iterable[bytes]]) -> Names:
+def read_call_names(auth_context: Mapping[str, Iterable[bytes]]) -> CertificateNames:
     """Return the names in the client certificate of a gRPC call; empty without a client certificate."""
 
-    found = [*auth_context.get(_OTHER, ()), *auth_context.get(_COMMON, ())]
+    found = [*auth_context.get(_ALTERNATIVE_NAMES, ()), *auth_context.get(_COMMON_NAME, ())]
     return _remove_duplicates(name.decode("utf-8", "replace") for name in found)
 
 
 @lru_cache(4096)
-def names_of_pem(quoted: str) -> Names:
+def read_pem_names(quoted: str) -> CertificateNames:
     """Return the names in a PEM certificate that is URL-encoded; empty if the certificate is invalid."""
     from cryptography import x509  # deferred: only servers behind an edge read certificates from headers
 
@@ -46,5 +46,5 @@ def names_of_pem(quoted: str) -> Names:
     return _remove_duplicates([*given, *(str(each.value) for each in common)])
 
 
-def _remove_duplicates(names: Iterable[str]) -> Names:
+def _remove_duplicates(names: Iterable[str]) -> CertificateNames:
     return tuple(dict.fromkeys(name for name in names if name))

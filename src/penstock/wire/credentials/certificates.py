@@ -19,13 +19,13 @@ from penstock.wire.credentials.client_tls import CIPHERS
 from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles, TlsMaterial, read_files
 
 log = structlog.get_logger()
-LOOK_S = 1.0
+CHECK_S = 1.0
 DAY_S = 86_400.0
-SOON_S = 7 * DAY_S  # a warning is logged every day if the certificate expires within this time
-UNIX = "unix:"
-HTTP = ("http/1.1",)
+EXPIRY_WARNING_S = 7 * DAY_S  # a warning is logged every day if the certificate expires within this time
+UNIX_PREFIX = "unix:"
+ALPN_PROTOCOLS = ("http/1.1",)
 ClientAuth = Literal["none", "optional", "required"]
-_VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_VERIFY_MODES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 class Certificates:
@@ -66,7 +66,11 @@ class Certificates:
     def watch(self) -> None:
         """Read changed files again, and warn once a day if the certificate expires soon. Call this every second."""
         self.reload()
-        if self.is_serving and self.expires_at - time.time() < SOON_S and time.monotonic() - self._warned_at > DAY_S:
+        if (
+            self.is_serving
+            and self.expires_at - time.time() < EXPIRY_WARNING_S
+            and time.monotonic() - self._warned_at > DAY_S
+        ):
             self._warned_at = time.monotonic()
             left_s = max(0.0, self.expires_at - time.time())
             log.warning("certificate_expires", cert=self.files.cert, days=round(left_s / DAY_S, 1))
@@ -96,7 +100,7 @@ class Certificates:
 
     def add_port(self, server: Any, address: str, client_auth: ClientAuth | None = None) -> int:
         """Add a port to a gRPC server, with TLS if there is a certificate. Unix sockets stay plaintext."""
-        if not self.is_serving or address.startswith(UNIX):
+        if not self.is_serving or address.startswith(UNIX_PREFIX):
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, self.server_credentials(client_auth)))
 
@@ -130,9 +134,9 @@ class Certificates:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
-        context.set_alpn_protocols(HTTP)
+        context.set_alpn_protocols(ALPN_PROTOCOLS)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
-        context.verify_mode = _VERIFY[client_auth]
+        context.verify_mode = _VERIFY_MODES[client_auth]
         if client_auth != "none":
             context.load_verify_locations(cadata=self._material.ca.decode())
         _load_pair(context, self._material)

@@ -8,16 +8,16 @@ from typing import TypeVar
 import grpc
 
 from penstock.core.errors import ConfigError
-from penstock.wire.credentials.tls_files import TlsFiles, read_pem, trusted
+from penstock.wire.credentials.tls_files import TlsFiles, read_authorities, read_pem
 
 # The ciphers of TLS 1.2, as gRPC selects them. All ciphers of TLS 1.3 are allowed.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-TRIES = 10
+MAX_TRIES = 10
 PAUSE_S = 0.02
 T = TypeVar("T")
 
 
-def client_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+def create_client_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     """Return credentials for gRPC. Raises ConfigError for invalid files."""
 
     def read() -> tuple[bytes | None, bytes | None]:
@@ -25,17 +25,17 @@ def client_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
         key, cert = (read_pem(path, "the client's certificate") if path else None for path in (files.key, files.cert))
         return key, cert
 
-    return grpc.ssl_channel_credentials(trusted(files.ca) or None, *_retry_while_changing(files, read))
+    return grpc.ssl_channel_credentials(read_authorities(files.ca) or None, *_retry_while_changing(files, read))
 
 
-def client_context(files: TlsFiles) -> ssl.SSLContext:
+def create_client_context(files: TlsFiles) -> ssl.SSLContext:
     """Return an SSL context for HTTP and WebSocket clients."""
     return _retry_while_changing(files, lambda: _create_context(files))
 
 
 def _retry_while_changing(files: TlsFiles, use: Callable[[], T]) -> T:
     """Call `use` again while the files change, because a certificate and its key are not replaced at the same time."""
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         stamps = files.stamps()
         try:
             made = use()
@@ -51,7 +51,7 @@ def _retry_while_changing(files: TlsFiles, use: Callable[[], T]) -> T:
 
 def _is_recently_written(stamps: tuple[tuple[int, ...], ...]) -> bool:
     """Return whether one file is so new that the other files may not have been written yet."""
-    return any(time.time_ns() - stamp[0] < 1e9 * TRIES * PAUSE_S for stamp in stamps if len(stamp) > 1)
+    return any(time.time_ns() - stamp[0] < 1e9 * MAX_TRIES * PAUSE_S for stamp in stamps if len(stamp) > 1)
 
 
 def _create_context(files: TlsFiles) -> ssl.SSLContext:

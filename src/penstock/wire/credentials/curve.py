@@ -16,7 +16,9 @@ from penstock.wire.credentials.private_file import replace_private
 log = structlog.get_logger()
 KEY_BYTES = 32
 
-DOMAIN = b"penstock"  # the ZAP domain; because it is set, ZeroMQ refuses all callers that AllowedKeys does not accept
+ZAP_DOMAIN = (
+    b"penstock"  # the ZAP domain; because it is set, ZeroMQ refuses all callers that AllowedKeys does not accept
+)
 HANDSHAKE_MS = 3000  # time for a caller to be accepted
 
 
@@ -57,7 +59,7 @@ class CurveKeys:
         """Encrypt a socket before it is bound. Only callers that wire/allowed_keys.py accepts can connect."""
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.CURVE_SECRETKEY, self._secret)
-        socket.set(zmq.ZAP_DOMAIN, DOMAIN)
+        socket.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
 

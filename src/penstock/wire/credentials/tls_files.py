@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 # Permission bits that a key file must not have if this process's user owns it, and if another user (such as root) does:
 # then the group may read it.
-OF_OWNER, OF_OTHERS = 0o077, 0o037
-QUERY = ("cert", "key", "ca")  # parameters of a store's URL
-Stamps = tuple[tuple[int, ...], ...]
+FORBIDDEN_MODE_OF_OWN_FILE, FORBIDDEN_MODE_OF_OTHER_FILE = 0o077, 0o037
+URL_PARAMETERS = ("cert", "key", "ca")  # parameters of a store's URL
+FileStamps = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class TlsFiles:
     @classmethod
     def of_query(cls, query: Mapping[str, str]) -> "TlsFiles":
         """Return the files of a store's URL: `?ca=FILE&cert=FILE&key=FILE`."""
-        return cls(*(query.get(name, "") for name in QUERY))
+        return cls(*(query.get(name, "") for name in URL_PARAMETERS))
 
-    def stamps(self) -> Stamps:
+    def stamps(self) -> FileStamps:
         """Return a value that changes when one of the TLS files is written or replaced."""
         return tuple(_read_stamp(path) for path in (self.cert, self.key, self.ca))
 
@@ -66,7 +66,7 @@ def read_files(files: TlsFiles, now: datetime | None = None, setting: str = "tls
     """Read and check the TLS files. Raises ConfigError with the invalid file and the setting `setting`."""
     if bool(files.cert) != bool(files.key):
         raise ConfigError(f"{setting}: a certificate needs its key: set both {setting}.cert and {setting}.key")
-    ca = trusted(files.ca, f"{setting}.ca")
+    ca = read_authorities(files.ca, f"{setting}.ca")
     if files.ca:
         _check_authorities(ca, files.ca, f"{setting}.ca")
     if not files.cert:
@@ -79,7 +79,7 @@ def read_files(files: TlsFiles, now: datetime | None = None, setting: str = "tls
     return TlsMaterial(cert, key, ca, leaf.not_valid_after_utc.timestamp())
 
 
-def trusted(ca: str, setting: str = "the authority") -> bytes:
+def read_authorities(ca: str, setting: str = "the authority") -> bytes:
     """Return the certificates of the trusted authorities, from the file `ca`, or of the system if `ca` is empty."""
     return read_pem(ca, setting) if ca else _read_system_authorities()
 
@@ -113,7 +113,7 @@ def _check_secrecy(path: str, setting: str) -> None:
         found = os.stat(path)
     except OSError as error:
         raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from error
-    if found.st_mode & (OF_OWNER if found.st_uid == os.geteuid() else OF_OTHERS):
+    if found.st_mode & (FORBIDDEN_MODE_OF_OWN_FILE if found.st_uid == os.geteuid() else FORBIDDEN_MODE_OF_OTHER_FILE):
         mode = stat.S_IMODE(found.st_mode)
         raise ConfigError(f"{setting}: other users may access {path} (its mode is {mode:04o}): chmod 600 {path}")
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from penstock.core.errors import WireError
 from penstock.core.tensors import Buffer
 
-LEAST_BYTES = 1024 * 1024
-KEEP_BYTES = 32 * 1024 * 1024  # memory that is kept for the next message after a large message
+MIN_BYTES = 1024 * 1024
+MAX_IDLE_BYTES = 32 * 1024 * 1024  # memory that is kept for the next message after a large message
 # The first seal prevents shrinking, because reading beyond the end would cause a SIGBUS. Growing does no harm, because
 # each side maps only the bytes that it needs. The second seal prevents further seals, with which the other side could
 # stop the writer from growing the memory.
@@ -63,9 +63,9 @@ class Arena:
         if min(sizes, default=0) < 0 or total > len(self._bytes):
             raise ValueError(f"the message announces {total} bytes, but the memory has {len(self._bytes)}")
         found = [self._bytes[end - size : end].copy().data for size, end in zip(sizes, accumulate(sizes), strict=True)]
-        if total > KEEP_BYTES:
+        if total > MAX_IDLE_BYTES:
             assert self._map is not None
-            self._map.madvise(mmap.MADV_REMOVE, KEEP_BYTES)
+            self._map.madvise(mmap.MADV_REMOVE, MAX_IDLE_BYTES)
         return found
 
     def held_bytes(self) -> int:
@@ -92,4 +92,4 @@ class Arena:
 
 
 def _compute_capacity(needed: int) -> int:
-    return max(LEAST_BYTES, 1 << (needed - 1).bit_length())
+    return max(MIN_BYTES, 1 << (needed - 1).bit_length())

@@ -19,7 +19,7 @@ class PeerGone(Exception):
 
 
 class Channel:
-    """Sends and receives messages. Each slot has two arenas, one for each direction.
+    """Sends and receives messages. Each slot carries one exchange at a time, with shared memory for each direction.
 
     Within a slot, both sides alternate: a side reads the tensors that it received before it sends the next ones.
     """
@@ -31,7 +31,7 @@ class Channel:
         incoming: Sequence[Arena],
         peer_pidfd: int | None = None,
     ) -> None:
-        """Arenas are ordered by slot. `peer_pidfd` reports the peer's end, even if its child keeps the socket open."""
+        """Arenas are in the order of slots. `peer_pidfd` reports the peer's end, even if its child holds the socket."""
         connection.setblocking(False)
         self._connection = connection
         self._fd = connection.fileno()

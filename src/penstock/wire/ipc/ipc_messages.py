@@ -13,7 +13,7 @@ from penstock.core.errors import WireError
 from penstock.core.tensors import Buffer, Tensor
 from penstock.wire.ipc.arena import Arena
 
-INLINE_BYTES = 64 * 1024  # larger messages are faster through shared memory
+MAX_INLINE_BYTES = 64 * 1024  # larger messages are faster through shared memory
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 _PREFIX = struct.Struct("<II")  # bytes of the header, bytes of tensors that follow it
 
@@ -34,7 +34,7 @@ class Message:
         data = [tensor.data for tensor in self.tensors]
         described = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in self.tensors]
         size = sum(len(part) for part in data)
-        if size > INLINE_BYTES:
+        if size > MAX_INLINE_BYTES:
             assert outgoing is not None
             outgoing.write(data)
             data, size = [], 0
@@ -61,7 +61,7 @@ class Envelope:
         try:
             sizes = [size for _, _, _, size in self.described]
             data: Sequence[Buffer] = (
-                incoming.read(sizes) if sum(sizes) > INLINE_BYTES else _split_body(self.body, sizes)
+                incoming.read(sizes) if sum(sizes) > MAX_INLINE_BYTES else _split_body(self.body, sizes)
             )
             tensors = [
                 Tensor(name, datatype, tuple(shape), part)
@@ -85,7 +85,7 @@ class Inbox:
         start = 0
         while len(received) - start >= _PREFIX.size:
             header_size, body_size = _PREFIX.unpack_from(received, start)
-            if header_size > MAX_HEADER_BYTES or body_size > INLINE_BYTES:
+            if header_size > MAX_HEADER_BYTES or body_size > MAX_INLINE_BYTES:
                 raise WireError("invalid message: its announced size is too large")
             body_at = start + _PREFIX.size + header_size
             end = body_at + body_size

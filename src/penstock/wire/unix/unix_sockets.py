@@ -10,9 +10,9 @@ import structlog
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
-from penstock.wire.unix.unix_stream import MAX_WAITING, BufferPool, Stream
+from penstock.wire.unix.unix_stream import MAX_WAITING_BUFFERS, BufferPool, Stream
 
-IPC = "ipc://"
+IPC_PREFIX = "ipc://"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between two attempts to connect
 BACKLOG = 1024
 
@@ -32,7 +32,7 @@ class UnixRouter:
         self._known: dict[bytes, Stream] = {}  # by identity
 
     def bind(self, endpoint: str) -> str:
-        self._file = Path(endpoint.removeprefix(IPC))
+        self._file = Path(endpoint.removeprefix(IPC_PREFIX))
         self._file.unlink(missing_ok=True)
         listening = _create_unix_socket()
         try:
@@ -117,13 +117,13 @@ class UnixDealer:
         self._is_closed = False
 
     def connect(self, endpoint: str) -> None:
-        self._file = endpoint.removeprefix(IPC)
+        self._file = endpoint.removeprefix(IPC_PREFIX)
         self._connect()
 
     def send(self, parts: Sequence[Buffer]) -> bool:
         if self._stream is not None:
             return self._stream.send(parts)
-        if self._is_closed or len(self._unsent) >= MAX_WAITING:
+        if self._is_closed or len(self._unsent) >= MAX_WAITING_BUFFERS:
             return False
         self._unsent.append(parts)
         return True

@@ -16,16 +16,16 @@ from penstock.core.tensors import Array, Buffer
 READ_BYTES = 256 * 1024  # larger messages are read into separate memory
 READS_AT_ONCE = 16  # before the event loop runs other work
 SEND_BUFFER_BYTES = 4 * 1024 * 1024  # requested from the system, which may give less
-FREE_BYTES = 16 * 1024 * 1024  # memory for large messages that is kept to be used again
+MAX_POOL_BYTES = 16 * 1024 * 1024  # memory for large messages that is kept to be used again
 MAX_PARTS = 65_536
 HEADERS_BYTES = 64 * 1024  # by which a message may exceed the limit, for its head and header
 MAX_IOV = 512  # buffers per `sendmsg`
 # Buffers that may wait for one peer. Credits keep the number far below this.
-MAX_WAITING = 100_000
+MAX_WAITING_BUFFERS = 100_000
 _HEAD = struct.Struct("<IQ")  # the number of parts, and the bytes of the whole message; the length of each part follows
 _LENGTH_BYTES = 8
-_ALIGNED = 16  # each part starts at a multiple of this, as arrays should
-_GAPS = [bytes(count) for count in range(_ALIGNED)]
+_ALIGNMENT = 16  # each part starts at a multiple of this, as arrays should
+_GAPS = [bytes(count) for count in range(_ALIGNMENT)]
 
 log = structlog.get_logger()
 
@@ -36,12 +36,12 @@ def encode(parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
     """Return the buffers to send for a message of these parts, and the buffers' total size in bytes."""
     sizes = [part.nbytes if isinstance(part, memoryview) else len(part) for part in parts]
     head_bytes = _HEAD.size + _LENGTH_BYTES * len(sizes)
-    whole = head_bytes + -head_bytes % _ALIGNED + sum([size + -size % _ALIGNED for size in sizes])
+    whole = head_bytes + -head_bytes % _ALIGNMENT + sum([size + -size % _ALIGNMENT for size in sizes])
     head = struct.pack(f"<IQ{len(sizes)}Q", len(sizes), whole, *sizes)
-    buffers: list[Buffer] = [head + _GAPS[-head_bytes % _ALIGNED]]
+    buffers: list[Buffer] = [head + _GAPS[-head_bytes % _ALIGNMENT]]
     for part, size in zip(parts, sizes, strict=True):
         buffers.append(part)
-        if gap := -size % _ALIGNED:
+        if gap := -size % _ALIGNMENT:
             buffers.append(_GAPS[gap])
     return buffers, whole
 
@@ -50,12 +50,12 @@ def decode(message: memoryview) -> list[Buffer]:
     """Return the parts of a message. Raises ValueError if the parts' lengths do not add up to the message's length."""
     count, whole = _HEAD.unpack_from(message)
     start = _HEAD.size + _LENGTH_BYTES * count
-    start += -start % _ALIGNED
+    start += -start % _ALIGNMENT
     parts: list[Buffer] = []
     if start <= whole:
         for size in struct.unpack_from(f"<{count}Q", message, _HEAD.size):
             parts.append(message[start : start + size])
-            start += size + -size % _ALIGNED
+            start += size + -size % _ALIGNMENT
     if start != whole:
         raise ValueError("the lengths of the parts do not add up to the message's length")
     return parts
@@ -82,7 +82,7 @@ class BufferPool:
         return np.empty(size, np.uint8)
 
     def _return_to_pool(self, whole: Array) -> None:
-        if sum([each.nbytes for each in self._free]) + whole.nbytes <= FREE_BYTES:
+        if sum([each.nbytes for each in self._free]) + whole.nbytes <= MAX_POOL_BYTES:
             self._free.append(whole)
 
 
@@ -119,7 +119,7 @@ class Stream:
 
     def send(self, parts: Sequence[Buffer]) -> bool:
         """Send a message; return False if the connection is closed or its queue is full."""
-        if not self.is_open or len(self._waiting) > MAX_WAITING:
+        if not self.is_open or len(self._waiting) > MAX_WAITING_BUFFERS:
             return False
         buffers, size = encode(parts)
         sent = 0

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import structlog
 from pydantic import TypeAdapter
 
-from penstock.core.errors import Cancelled, PenstockError, from_code
+from penstock.core.errors import Cancelled, PenstockError, rebuild_error
 from penstock.core.tensors import Array, Tensor
 from penstock.models.building import TaskSpec
 from penstock.tasks.base import Prepared, TaskRequest
@@ -116,7 +116,7 @@ class TaskProcess(asyncio.Protocol):
 
     async def prepare(self, task: int, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True) -> Prepared:
         if (failure := self.built[task]) is not None:
-            raise from_code(failure.code, failure.message, failure.fields)
+            raise rebuild_error(failure.code, failure.message, failure.fields)
         fields = {"task": task, "outputs": request.outputs, "parameters": dict(request.parameters)}
         answer = await self._call("prepare", fields, request.inputs, is_wanted)
         prepared = read_prepared(answer.fields["prepared"], answer.tensors)
@@ -284,4 +284,4 @@ async def _run_copy(size_bytes: int, copy: Callable[[Arena], T], arena: Arena) -
 def _read_error(answer: Message) -> PenstockError:
     if "traceback" in answer.fields:
         log.error("task_failed", traceback=answer.fields["traceback"])
-    return from_code(*answer.fields["error"])
+    return rebuild_error(*answer.fields["error"])

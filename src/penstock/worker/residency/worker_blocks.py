@@ -12,8 +12,8 @@ import structlog
 
 from penstock.core.blocks import REGISTRY_SOURCE, BlockDescription
 from penstock.core.config import Config
-from penstock.core.errors import DeviceOutOfMemory, ModelNotReady, Unavailable, message_of
-from penstock.core.statistics import BlockStatistics, sum_by_block
+from penstock.core.errors import DeviceOutOfMemory, ModelNotReady, Unavailable, get_message
+from penstock.core.statistics import BlockStatistics, merge_by_block
 from penstock.engines.engine_protocols import EngineHome
 from penstock.engines.torch.reserved import free_cached_memory
 from penstock.models.engine_choice.chooser import EngineChooser
@@ -153,7 +153,7 @@ class Blocks:
 
     def statistics(self) -> list[BlockStatistics]:
         living = (each.runner.statistics for each in (*self._resident.values(), *self._ending))
-        return sum_by_block((*self._past.values(), *living))
+        return merge_by_block((*self._past.values(), *living))
 
     # --- events
 
@@ -286,7 +286,7 @@ class Blocks:
         """Report a failed load; retry later if the model could not be fetched or the GPU was full."""
         is_device_full = isinstance(error, DeviceOutOfMemory)
         self._perform_actions(
-            self._residency.on_load_failed(block, message_of(error), self._update_residency(), is_device_full)
+            self._residency.on_load_failed(block, get_message(error), self._update_residency(), is_device_full)
         )
 
         async def again() -> None:

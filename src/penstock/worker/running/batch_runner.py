@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import structlog
 
-from penstock.core.errors import DeviceOutOfMemory, PenstockError, without_trace
+from penstock.core.errors import DeviceOutOfMemory, PenstockError, remove_trace
 from penstock.core.tensors import Array
 from penstock.engines.engine_protocols import Engine
 from penstock.models.loading import LoadedBlock
@@ -202,5 +202,5 @@ class BatchExecution:
             return self._engine.infer(instance, inputs, self._task.engine_outputs)
         except DeviceOutOfMemory as error:
             failure = error
-            without_trace(error)
+            remove_trace(error)
         return self._infer_halves(instance, inputs, rows, failure)

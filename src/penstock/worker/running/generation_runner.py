@@ -9,7 +9,7 @@ from itertools import count
 from math import inf
 from typing import NamedTuple
 
-from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout, message_of
+from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout, get_message
 from penstock.core.generation import GenerationStep
 from penstock.core.tensors import Tensor
 from penstock.models.loading import LoadedBlock
@@ -218,7 +218,7 @@ class GenerationRunner(BlockRunner):
         try:
             problem = probing.result()
         except Exception as error:  # noqa: BLE001 - a failing probe is the problem
-            problem = message_of(error)
+            problem = get_message(error)
         self._on_probed(problem)
 
     def _forget(self, job: WorkerJob) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
-from penstock.core.errors import EngineFailed, PenstockError, message_of, without_trace
+from penstock.core.errors import EngineFailed, PenstockError, get_message, remove_trace
 from penstock.core.tensors import Array
 from penstock.worker.running.batcher import Batch
 from penstock.worker.running.cores import Cores
@@ -220,10 +220,10 @@ def _run_errand(errand: Errand, instance: int) -> str:
     try:
         return errand(instance)
     except Exception as error:  # noqa: BLE001 - an exception is a problem, too
-        return message_of(error)
+        return get_message(error)
 
 
 def as_engine_failure(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
-        return without_trace(error)
+        return remove_trace(error)
     return EngineFailed(f"the model failed on this input: {type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ from penstock.core.errors import (
     InternalError,
     PenstockError,
     RequestTooLarge,
-    without_trace,
+    remove_trace,
 )
 from penstock.core.tensors import BYTES, Array, Tensor
 from penstock.tasks.base import AnyTask, EstimatesMemory, Prepared, PreparesInline, TaskRequest
@@ -224,7 +224,7 @@ class Preparation:
         try:
             return self._task.prepare(job.request)
         except PenstockError as error:
-            return without_trace(error)
+            return remove_trace(error)
         except Exception as error:
             if job.is_gone:
                 return Cancelled("the request was cancelled during its preparation")  # its inputs were freed
@@ -237,7 +237,7 @@ class Preparation:
         try:
             return self._task.finish(job.request, job.prepared, _complete_results(job))
         except PenstockError as error:
-            return without_trace(error)
+            return remove_trace(error)
         except Exception as error:
             log.exception("finish_failed", request_id=job.request_id)
             return InternalError(f"finishing the request failed: {type(error).__name__}")

@@ -1,20 +1,20 @@
 """Owners of sessions: all gateways compute the same owner, and few sessions move."""
 
-from penstock.core.cluster.rendezvous import Owners
+from penstock.core.cluster.rendezvous import SessionOwners
 
 KEYS = [f"session-{n}" for n in range(2_000)]
 
 
 def test_the_owner_does_not_depend_on_the_order_of_the_list() -> None:
-    one, other = Owners(1, ["a", "b", "c"]), Owners(7, ["c", "a", "b"])
+    one, other = SessionOwners(1, ["a", "b", "c"]), SessionOwners(7, ["c", "a", "b"])
     assert [one.of(key) for key in KEYS] == [other.of(key) for key in KEYS]
     shares = [sum(one.of(key) == gateway for key in KEYS) for gateway in "abc"]
     assert min(shares) > 500
-    assert Owners(1, []).of("s") == ""
+    assert SessionOwners(1, []).of("s") == ""
 
 
 def test_only_sessions_of_a_leaving_or_new_gateway_move() -> None:
-    three, two = Owners(1, ["a", "b", "c"]), Owners(2, ["a", "b"])
+    three, two = SessionOwners(1, ["a", "b", "c"]), SessionOwners(2, ["a", "b"])
     moved = [key for key in KEYS if three.of(key) != two.of(key)]
     assert all(three.of(key) == "c" for key in moved)
     assert {two.of(key) for key in moved} == {"a", "b"}

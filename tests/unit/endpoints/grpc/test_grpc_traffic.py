@@ -11,7 +11,7 @@ from penstock.core.config import Limits
 from penstock.core.errors import Overloaded, TooSlow
 from penstock.core.principals import ANYBODY
 from penstock.endpoints.grpc.grpc_traffic import FEW, SLOW_S, GrpcTraffic
-from penstock.gateway.oip.grpc_service import with_message
+from penstock.gateway.oip.grpc_service import wrap_with_message
 from penstock.serving.admission import Admission
 from penstock.wire.grpc_listener.header_memory import CALL_BYTES, FRAME_BYTES
 
@@ -46,7 +46,7 @@ def call(traffic: GrpcTraffic, caller: Caller) -> asyncio.Task[Any]:
         return f"to {message}"
 
     async def run() -> Any:
-        return await with_message(answer, traffic)(None, cast(Any, caller), ANYBODY)
+        return await wrap_with_message(answer, traffic)(None, cast(Any, caller), ANYBODY)
 
     return asyncio.create_task(run())
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.core.config import Config, Limits
-from penstock.endpoints.guard import open_guard
-from penstock.endpoints.http.bounded_protocol import PIPELINED
+from penstock.endpoints.guard import create_open_guard
+from penstock.endpoints.http.bounded_protocol import MAX_PIPELINED
 from penstock.endpoints.http.http_guard import HttpGuard
-from penstock.gateway.http_app import HttpApp, build_http_app, http_server
+from penstock.gateway.http_app import HttpApp, build_http_app, create_http_server
 from penstock.serving.admission import Admission
 from penstock.wire.credentials.certificates import Certificates
 from tests.unit.conftest import Served
@@ -29,7 +29,7 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 @asynccontextmanager
 async def running(app: HttpApp, limits: Limits) -> AsyncIterator[tuple[Connect, Admission]]:
     admission = Admission(limits)
-    server = http_server(app, limits, admission, Certificates())
+    server = create_http_server(app, limits, admission, Certificates())
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         task = asyncio.create_task(server.serve(sockets=[listening]))
@@ -52,7 +52,9 @@ async def running(app: HttpApp, limits: Limits) -> AsyncIterator[tuple[Connect, 
 
 def app_within(served: Served, limits: Limits) -> HttpApp:
     serving: Any = served.serving
-    return build_http_app(serving, served.catalogue, limits, lambda: served.registry, HttpGuard(Config(), open_guard()))
+    return build_http_app(
+        serving, served.catalogue, limits, lambda: served.registry, HttpGuard(Config(), create_open_guard())
+    )
 
 
 async def answer_to(connect: Connect, *parts: bytes) -> bytes:
@@ -194,8 +196,8 @@ async def test_the_longest_running_body_is_refused_when_memory_is_full(served: S
 async def test_too_many_pipelined_requests_are_refused(served: Served) -> None:
     limits = Limits()
     async with running(app_within(served, limits), limits) as (connect, _):
-        heard = await answer_to(connect, LIVE * (4 * PIPELINED))
-    assert re.findall(rb"HTTP/1.1 (\d+)", heard) == [b"200"] * (PIPELINED + 1) + [b"429"]
+        heard = await answer_to(connect, LIVE * (4 * MAX_PIPELINED))
+    assert re.findall(rb"HTTP/1.1 (\d+)", heard) == [b"200"] * (MAX_PIPELINED + 1) + [b"429"]
 
 
 REFUSED_LATER = {
@@ -222,7 +224,7 @@ class Answers:
     def __init__(self, size: int) -> None:
         self._size = size
         self.infer: Any = self
-        self.http_guard = HttpGuard(Config(), open_guard())
+        self.http_guard = HttpGuard(Config(), create_open_guard())
 
     def count_rejected(self, error: Exception) -> None:
         pass

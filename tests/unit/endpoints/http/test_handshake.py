@@ -9,8 +9,8 @@ import pytest
 from penstock.core.config import Limits
 from penstock.endpoints.connection_limits import ConnectionLimits
 from penstock.endpoints.held_bytes import Transit
-from penstock.endpoints.http.handshake import with_tls
-from penstock.wire.credentials.authority import CA, Authority
+from penstock.endpoints.http.handshake import add_tls
+from penstock.wire.credentials.authority import CA_FILE, Authority
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.credentials.tls_files import TlsFiles
 
@@ -34,13 +34,13 @@ class Connection(asyncio.Protocol):
 @pytest.fixture
 def certificates(tmp_path: Path) -> Certificates:
     issued = Authority.create(tmp_path, "a test's authority", 10).issue("server", ("localhost",))
-    return Certificates(TlsFiles(str(issued.cert), str(issued.key), str(tmp_path / CA)), "none")
+    return Certificates(TlsFiles(str(issued.cert), str(issued.key), str(tmp_path / CA_FILE)), "none")
 
 
 async def test_a_connection_that_was_closed_twice_can_be_aborted(certificates: Certificates) -> None:
     limits = Limits()
     connection = Connection()
-    make = with_tls(lambda: connection, ConnectionLimits(limits, Transit(limits), lambda _: None, 10), certificates)
+    make = add_tls(lambda: connection, ConnectionLimits(limits, Transit(limits), lambda _: None, 10), certificates)
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     async with server:
         context = ssl.create_default_context(cafile=certificates.files.ca)

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.core.config import Config, Limits
 from penstock.core.errors import Forbidden, UnknownHost
-from penstock.endpoints.guard import open_guard
+from penstock.endpoints.guard import create_open_guard
 from penstock.endpoints.http.http_guard import HttpGuard
-from penstock.gateway.http_app import http_server
+from penstock.gateway.http_app import create_http_server
 from penstock.wire.credentials.certificates import Certificates
 from tests.unit.conftest import Served
 
@@ -22,7 +22,7 @@ INFER = "/v2/models/add/infer"
 
 
 def refusal(method: str, config: Config = LOCAL, /, **headers: str) -> str | None:
-    http_guard = HttpGuard(config, open_guard(), names=("gpu-box",))
+    http_guard = HttpGuard(config, create_open_guard(), names=("gpu-box",))
     given = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     error = http_guard.refusal(given, method)
     assert error is None or type(error) in (Forbidden, UnknownHost)
@@ -55,8 +55,8 @@ def test_a_missing_host_is_accepted() -> None:
 
 def test_every_host_header_must_be_known() -> None:
     pair = [(b"host", b"evil.example"), (b"host", b"localhost")]
-    assert isinstance(HttpGuard(Config(), open_guard()).refusal(pair, "GET"), UnknownHost)
-    assert isinstance(HttpGuard(Config(), open_guard()).refusal(pair[::-1], "GET"), UnknownHost)
+    assert isinstance(HttpGuard(Config(), create_open_guard()).refusal(pair, "GET"), UnknownHost)
+    assert isinstance(HttpGuard(Config(), create_open_guard()).refusal(pair[::-1], "GET"), UnknownHost)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1:8080", "[2001:db8::1]:8080", "10.1.2.3", "gpu-box:8080", "localhost"])
@@ -167,7 +167,7 @@ async def test_allowed_origins_get_cors_headers(served: Served) -> None:
 async def listening(served: Served) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
     """Start a server, and yield a function that sends bytes and returns the answer."""
     endpoint = socket.create_server(("127.0.0.1", 0))
-    server = http_server(served.app, Limits(), served.admission, Certificates())
+    server = create_http_server(served.app, Limits(), served.admission, Certificates())
     task = asyncio.create_task(server.serve(sockets=[endpoint]))
 
     async def say(message: bytes) -> bytes:

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from penstock.core.errors import InvalidRequest, RequestTooLarge
-from penstock.endpoints.http.http_message import MAX_RATIO, STEP_BYTES, UNCHECKED_BYTES, Decompression
+from penstock.endpoints.http.http_message import MAX_COMPRESSION_RATIO, STEP_BYTES, UNCHECKED_BYTES, Decompression
 from penstock.endpoints.large_messages import LARGE_BYTES
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -31,11 +31,11 @@ def test_compressed_bodies_of_any_size_are_decompressed(size: int) -> None:
 
 def test_decompression_of_a_bomb_stops_early() -> None:
     bomb = gzip.compress(bytes(60_000_000))
-    assert len(bomb) * MAX_RATIO < 60_000_000
+    assert len(bomb) * MAX_COMPRESSION_RATIO < 60_000_000
     unpacking = Decompression(bomb, "gzip", MAX_BYTES)
     assert not unpacking.decompress_first()
-    assert unpacking.max_bytes == len(bomb) * MAX_RATIO
-    with pytest.raises(RequestTooLarge, match=f"{MAX_RATIO} times"):
+    assert unpacking.max_bytes == len(bomb) * MAX_COMPRESSION_RATIO
+    with pytest.raises(RequestTooLarge, match=f"{MAX_COMPRESSION_RATIO} times"):
         unpacking.decompress()
 
 

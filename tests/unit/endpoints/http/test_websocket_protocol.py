@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from benchmarks.waiting import until
 from penstock.core.config import Limits
 from penstock.endpoints.connection_limits import ConnectionLimits
-from penstock.endpoints.http.websocket_protocol import CONTROLS, FRAGMENTS, StreamProtocol
+from penstock.endpoints.http.websocket_protocol import MAX_CONTROL_FRAMES, MAX_FREE_FRAGMENTS, StreamProtocol
 from penstock.serving.admission import Admission
 
 WAIT_S = 10.0
@@ -148,11 +148,11 @@ async def test_usual_numbers_of_fragments_and_pings_are_accepted() -> None:
 
     async with serving(app, WAIT_S) as port, connect(f"ws://127.0.0.1:{port}", proxy=None, max_size=None) as connection:
         async with asyncio.timeout(WAIT_S):
-            await connection.send(["a"] * FRAGMENTS)
-            assert await connection.recv() == "a" * FRAGMENTS
+            await connection.send(["a"] * MAX_FREE_FRAGMENTS)
+            assert await connection.recv() == "a" * MAX_FREE_FRAGMENTS
             await connection.send(["a" * 16_384] * 1000)
             assert len(await connection.recv()) == 16_384_000
-            for _ in range(CONTROLS // 2):
+            for _ in range(MAX_CONTROL_FRAMES // 2):
                 await (await connection.ping())
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from penstock.core.errors import ConfigError
-from penstock.core.signature import SECOND, ImageWork, Signature
+from penstock.core.signature import SECOND_PREFIX, ImageWork, Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
 from penstock.engines.engine_options import TorchOptions
 from penstock.engines.engine_protocols import EngineSpec
@@ -44,7 +44,7 @@ def run(model: TorchModel, image: Image.Image, tile: int = 0, **parameters: str)
     inputs, outputs = model.inputs, model.outputs
     if "mode" in parameters:  # instead of a second network, with the same one before it
         inputs, outputs = (
-            (specs[0], TensorSpec(SECOND + specs[0].name, specs[0].datatype, specs[0].shape))
+            (specs[0], TensorSpec(SECOND_PREFIX + specs[0].name, specs[0].datatype, specs[0].shape))
             for specs in (inputs, outputs)
         )
 

@@ -19,7 +19,7 @@ from penstock.features.keys.key_table import KeyRecord
 from penstock.manager.term import Load
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1.cluster_pb2_grpc import ClusterStub
-from penstock.wire.manager_connection import CALLERS_KEY
+from penstock.wire.manager_connection import CALLERS_KEY_HEADER
 from tests.unit.features.admin.conftest import Place
 
 
@@ -220,7 +220,7 @@ async def test_a_key_for_some_models_sees_no_others(place: Place) -> None:
         refused = await place.call(method, path, body, bound)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_model"), (method, path)
     assert place.manager.control.election.leader is not None
-    shown = ((CALLERS_KEY, bound.encode()),)
+    shown = ((CALLERS_KEY_HEADER, bound.encode()),)
     async with grpc.aio.insecure_channel(place.manager.control.election.leader.address) as channel:
         stub: Any = ClusterStub(channel)
         listed = await stub.ListBlocks(pb.ListBlocksRequest(), metadata=shown, timeout=10)

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from penstock.core.config import Config, Limits
 from penstock.core.principals import ANYBODY
-from penstock.endpoints.guard import open_guard
+from penstock.endpoints.guard import create_open_guard
 from penstock.endpoints.http.http_guard import HttpGuard
 from penstock.endpoints.http.http_message import Receive, Scope, Send
 from penstock.features.async_requests.async_records import AsyncState
@@ -29,7 +29,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def asked(requests: AsyncRequests, body: bytes) -> tuple[AsyncState, int, bytes]:
     responder = AsyncResponder(
-        requests, HttpGuard(Config(), open_guard()), Limits(), [Route("/echo", echo, methods=["POST"])]
+        requests, HttpGuard(Config(), create_open_guard()), Limits(), [Route("/echo", echo, methods=["POST"])]
     )
     scope = {
         "type": "http",

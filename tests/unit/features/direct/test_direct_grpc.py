@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.cluster.routes import BlockShare, NameRoute
 from penstock.core.errors import Forbidden, Overloaded, PenstockError, Unavailable, UnknownModel
 from penstock.core.principals import ANYBODY, KeyLimits, Principal, Scope
 from penstock.core.settings import BlockSettings, Sessions
@@ -74,10 +74,10 @@ async def test_a_session_of_an_ordered_block_has_an_order() -> None:
 
 async def test_a_split_name_is_not_served_directly() -> None:
     asked = Asked()
-    asked.blocks.routes["m"] = NameRoute("m", (Share("blk-1", 1.0), Share("blk-2", 1.0)))
+    asked.blocks.routes["m"] = NameRoute("m", (BlockShare("blk-1", 1.0), BlockShare("blk-2", 1.0)))
     assert type(await asked.refused(model="m")) is Unavailable
     assert (await asked.ask(block_id="blk-1")).block_id == "blk-1"
-    asked.blocks.routes["m"] = NameRoute("m", (Share("blk-1", 1.0),))
+    asked.blocks.routes["m"] = NameRoute("m", (BlockShare("blk-1", 1.0),))
     assert (await asked.ask(model="m")).block_id == "blk-1"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.cluster.rendezvous import owner_of
+from penstock.core.cluster.rendezvous import find_owner
 from penstock.features.direct.worker_choice import Candidate, Distance, can_reach, choose, distance
 
 HERE, NEAR, FAR = Distance.SAME_HOST, Distance.SAME_ZONE, Distance.ELSEWHERE
@@ -37,9 +37,9 @@ def test_an_avoided_worker_is_not_chosen_even_if_it_is_the_only_one() -> None:
 def test_a_session_goes_to_the_worker_of_the_routers_hash_whatever_its_load() -> None:
     workers = [worker(name, load=number) for number, name in enumerate("edcba")]
     for session in ("s-1", "s-2", "s-3"):
-        owner = owner_of("abcde", session)
+        owner = find_owner("abcde", session)
         assert choose(workers, session) == owner
-        assert choose(workers, session, {owner}) == owner_of(sorted({*"abcde"} - {owner}), session)
+        assert choose(workers, session, {owner}) == find_owner(sorted({*"abcde"} - {owner}), session)
 
 
 def test_an_endpoint_on_loopback_is_for_its_own_machine() -> None:

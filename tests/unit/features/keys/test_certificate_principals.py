@@ -1,6 +1,6 @@
 """Principals of certificates, by their names."""
 
-from penstock.core.principals import Scope, needs
+from penstock.core.principals import Scope, make_needs
 from penstock.features.keys.certificate_principals import CertificatePrincipals
 
 HOLDERS = CertificatePrincipals(
@@ -15,8 +15,8 @@ HOLDERS = CertificatePrincipals(
 def test_a_name_selects_the_configured_principal() -> None:
     alice = HOLDERS.principal(("alice@example.com",))
     assert alice is not None
-    assert alice.may(needs(Scope.INFERENCE))
-    assert not alice.may(needs(Scope.ADMIN))
+    assert alice.may(make_needs(Scope.INFERENCE))
+    assert not alice.may(make_needs(Scope.ADMIN))
     assert alice.key_id != ""  # sessions_and_cache entries of this principal belong to nobody else
 
 

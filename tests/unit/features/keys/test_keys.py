@@ -40,7 +40,7 @@ from penstock.storage.metadata.metadata_store import Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.channels import Channels
 from penstock.wire.leader_connection import FixedLeader, Leader
-from penstock.wire.manager_connection import ASKED_BY, CALLERS_KEY, ManagerConnection
+from penstock.wire.manager_connection import ASKED_BY_HEADER, CALLERS_KEY_HEADER, ManagerConnection
 from tests.managers import administration
 
 
@@ -236,7 +236,7 @@ async def test_a_gateways_request_is_audited_with_its_caller(endpoint: Endpoint)
     for address, name in ((endpoint.socket, "one"), (endpoint.address, "two")):
         create = pb.CreateKeyRequest(spec=pb.KeySpec(name=name, scopes=["inference"]))
         async with Channels(made.text).open(address) as channel:
-            metadata = ((ASKED_BY, "téam".encode()),)
+            metadata = ((ASKED_BY_HEADER, "téam".encode()),)
             await access_pb2_grpc.AccessStub(channel).CreateKey(create, timeout=5, metadata=metadata)
     audit = await endpoint.call(access_pb2_grpc.AccessStub, "ListAudit", pb.ListAuditRequest(), key=made.text)
     assert [entry.who for entry in audit.entries] == ["téam", "ops"]
@@ -367,7 +367,7 @@ async def test_a_forwarded_key_takes_precedence_over_the_channels_key(endpoint: 
     for opening, address in ((Channels(keys[Scope.JOIN]), endpoint.address), (Channels(), endpoint.socket)):
         async with opening.open(address) as channel:
             for key in (keys[Scope.ADMIN], keys[Scope.INFERENCE], "psk_wrong"):
-                metadata = ((CALLERS_KEY, key.encode()), (ASKED_BY, b"somebody else"))
+                metadata = ((CALLERS_KEY_HEADER, key.encode()), (ASKED_BY_HEADER, b"somebody else"))
                 request = pb.ChangeKeyRequest(key="join", changes='{"models": ["m*"]}')
                 call = access_pb2_grpc.AccessStub(channel).ChangeKey(request, timeout=5, metadata=metadata)
                 codes.append(await call.code())

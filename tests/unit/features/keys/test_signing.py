@@ -13,7 +13,7 @@ from penstock.core.blocks import ClusterView, GatewayMember
 from penstock.core.errors import StoreUnavailable
 from penstock.core.principals import ANYBODY
 from penstock.endpoints.guard import Guard
-from penstock.endpoints.session_tokens import LIFE_S, SessionTokens, sign_token
+from penstock.endpoints.session_tokens import LIFETIME_S, SessionTokens, sign_token
 from penstock.features.keys import signing as signing_module
 from penstock.features.keys.keys import Keys
 from penstock.features.keys.signing import (
@@ -55,7 +55,7 @@ def test_the_newest_published_key_signs_and_the_first_signs_at_once() -> None:
 
 def test_a_key_is_removed_when_no_token_of_it_can_be_valid() -> None:
     records = [record("a", 10), record("b", 20), record("c", 30)]
-    last = 20 + LIFE_S + SKEW_S
+    last = 20 + LIFETIME_S + SKEW_S
     assert expired_signers(records, last - 1) == []
     assert [each.kid for each in expired_signers(records, last)] == ["a"]
     assert [each.kid for each in expired_signers(records, last + 1e6)] == ["a", "b"]

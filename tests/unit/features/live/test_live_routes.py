@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.config import Config, Limits
-from penstock.endpoints.guard import open_guard
+from penstock.endpoints.guard import create_open_guard
 from penstock.endpoints.http.http_guard import HttpGuard
 from penstock.features.live import live_routes as live_rest
 from penstock.features.live import streams
@@ -34,7 +34,7 @@ class Served:
         self.published = 0
         self.error: Exception | None = None
         self.streams = LiveStreams(self.read, self.publish, catalogue.server_info)
-        http_guard = HttpGuard(Config(allowed_hosts=("penstock",)), open_guard())
+        http_guard = HttpGuard(Config(allowed_hosts=("penstock",)), create_open_guard())
         self.app = build_http_app(serving, catalogue, Limits(), CollectorRegistry, http_guard, self.streams)
 
     def read(self) -> Snapshot:

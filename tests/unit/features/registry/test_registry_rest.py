@@ -15,7 +15,7 @@ import pytest
 from benchmarks.waiting import until_seen
 from penstock.app.registry_endpoint import HttpServices, open_http_endpoint
 from penstock.core.config import load_config
-from penstock.endpoints.guard import open_guard
+from penstock.endpoints.guard import create_open_guard
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.leader_connection import FixedLeader, Leader
 from tests.registry_bed import RegistryBed, model_of, registry_bed
@@ -62,7 +62,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
         config = load_config(registry={"http_port": 0}, limits={"header_timeout_s": 0.5, "body_timeout_s": 0.5})
         leader = Leader(FixedLeader(bed.address))
         stack.push_async_callback(leader.close)
-        behind = HttpServices(bed.registry, open_guard(), leader, leader)
+        behind = HttpServices(bed.registry, create_open_guard(), leader, leader)
         address = await open_http_endpoint(config, behind, "127.0.0.1", Certificates(), stack)
         yield Endpoint(bed, address.port or 0)
 

@@ -4,11 +4,11 @@ from math import inf, log
 
 import pytest
 
-from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of
+from penstock.core.cluster.answer_counts import AnswerCounts, find_bucket
 from penstock.features.rollouts.evidence import DOUBT, Evidence, Sample, Tolerance, is_beyond_chance, upper_share
 
 TOLERANCE = Tolerance(error_rate=0.02, slowdown=2.0)
-FAST, SLOW = bucket_of(0.01), bucket_of(0.1)
+FAST, SLOW = find_bucket(0.01), find_bucket(0.1)
 FAILED, REFUSED = "engine_failed", "invalid_request"
 
 
@@ -117,7 +117,7 @@ def test_more_than_a_twentieth_of_slow_answers_is_a_fault_of_the_p95() -> None:
 
 
 def test_a_difference_of_a_millisecond_is_no_fault() -> None:
-    fastest, fast = bucket_of(0.0001), bucket_of(0.001)
+    fastest, fast = find_bucket(0.0001), find_bucket(0.001)
     assert seen(*compared(answers("old", 100, fastest), answers("new", 100, fast))).fault(TOLERANCE, 0.0) == ""
 
 
@@ -128,7 +128,7 @@ def test_latencies_of_other_moments_must_be_exceeded_by_more_and_for_longer() ->
         (0.04, 0.0, DOUBT, True),
         (0.025, 10.0, 14.0, False),
     ):
-        evidence = seen(answers("old", 30), answers("new", 20, bucket_of(seconds)))
+        evidence = seen(answers("old", 30), answers("new", 20, find_bucket(seconds)))
         assert evidence.fault(TOLERANCE, now, sure).startswith("the new block's p50") is is_fault
     some_slow = seen(answers("old", 1000), answers("new", 80), answers("new", 20, SLOW))
     assert some_slow.fault(TOLERANCE, 10.0) == "", "only the median is compared with earlier answers"
@@ -139,8 +139,8 @@ def test_latencies_of_other_moments_must_be_exceeded_by_more_and_for_longer() ->
 
 
 def waiting(new: int, age_s: float, old: int = 0, usual_s: float = 0.01) -> list[AnswerCounts]:
-    ages = {block: {bucket_of(age_s): count} for block, count in (("old", old), ("new", new))}
-    before = answers("old", 100, bucket_of(usual_s))
+    ages = {block: {find_bucket(age_s): count} for block, count in (("old", old), ("new", new))}
+    before = answers("old", 100, find_bucket(usual_s))
     return [
         AnswerCounts("old", before.answers, {}, before.latencies, ages["old"]),
         AnswerCounts("new", waiting=ages["new"]),
@@ -185,7 +185,7 @@ def test_waiting_requests_of_all_gateways_count_until_a_gateway_leaves() -> None
 
 
 def test_waiting_requests_are_no_fault_before_the_old_block_has_answered() -> None:
-    assert seen(AnswerCounts("new", waiting={SLOW: 50, bucket_of(9.0): 50})).fault(TOLERANCE, 0.0) == ""
+    assert seen(AnswerCounts("new", waiting={SLOW: 50, find_bucket(9.0): 50})).fault(TOLERANCE, 0.0) == ""
 
 
 # --- time

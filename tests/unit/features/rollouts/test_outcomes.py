@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
-from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.cluster.answer_counts import AnswerCounts, compute_quantile_s, compute_upper_bound_s, find_bucket
+from penstock.core.cluster.routes import BlockShare, NameRoute
 from penstock.core.errors import Cancelled, EngineFailed, RateLimited
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.features.rollouts.outcomes import BlockWatch, BlockWatches
@@ -19,22 +19,22 @@ def response(compute_ns: int = 1) -> InferResponse:
 
 def test_buckets_contain_the_values_between_their_bounds() -> None:
     for seconds in (0.00001, 0.0001, 0.00013, 0.003, 0.25, 7.0, 80.0):
-        bucket = bucket_of(seconds)
-        assert seconds <= upper_bound_s(bucket) * 1.0001
-        assert bucket == 0 or seconds >= upper_bound_s(bucket - 1) * 0.9999
-    assert bucket_of(1e9) == bucket_of(1e6)
+        bucket = find_bucket(seconds)
+        assert seconds <= compute_upper_bound_s(bucket) * 1.0001
+        assert bucket == 0 or seconds >= compute_upper_bound_s(bucket - 1) * 0.9999
+    assert find_bucket(1e9) == find_bucket(1e6)
 
 
 def test_quantiles_are_close_to_the_exact_ones() -> None:
     latencies: dict[int, int] = {}
     for number in range(1, 1001):
-        bucket = bucket_of(number / 1000)
+        bucket = find_bucket(number / 1000)
         latencies[bucket] = latencies.get(bucket, 0) + 1
     for share in (0.5, 0.95):
-        found = quantile_s(latencies, share)
+        found = compute_quantile_s(latencies, share)
         assert found is not None
         assert abs(found - share) < 0.1 * share
-    assert quantile_s({}, 0.5) is None
+    assert compute_quantile_s({}, 0.5) is None
 
 
 def test_outcomes_are_counted_and_taken_once() -> None:
@@ -48,7 +48,7 @@ def test_outcomes_are_counted_and_taken_once() -> None:
     watch.failed(asked[2], EngineFailed("no"))
     watch.failed(asked[3], Cancelled("left"))
     (counts,) = watch.take(0.0)
-    assert (counts.answers, counts.errors, counts.latencies) == (2, {"engine_failed": 1}, {bucket_of(0.003): 1})
+    assert (counts.answers, counts.errors, counts.latencies) == (2, {"engine_failed": 1}, {find_bucket(0.003): 1})
     assert sum(counts.waiting.values()) == 1
     watch.end_request(asked[4])
     assert watch.take(0.0) == [AnswerCounts("blk-1")]
@@ -60,11 +60,11 @@ def test_waiting_requests_are_reported_by_age() -> None:
     watch.begin_request(asked)
     (counts,) = watch.take(1e9)
     (bucket,) = counts.waiting
-    assert bucket == bucket_of(1e9)
+    assert bucket == find_bucket(1e9)
 
 
 def routed(*block_ids: str) -> NameRoute:
-    return NameRoute("m", tuple(Share(block_id, 1) for block_id in block_ids))
+    return NameRoute("m", tuple(BlockShare(block_id, 1) for block_id in block_ids))
 
 
 def test_counts_continue_for_blocks_that_stay_watched() -> None:

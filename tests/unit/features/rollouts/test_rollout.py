@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.core.blocks import BlockState
-from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of
-from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.cluster.answer_counts import AnswerCounts, find_bucket
+from penstock.core.cluster.routes import BlockShare, NameRoute
 from penstock.core.errors import InvalidRequest
 from penstock.features.rollouts.rollout import (
     TRIAL,
@@ -31,11 +31,11 @@ def make(has_deployed: bool = False, **plan: object) -> Rollout:
 
 
 def heard(new: int, errors: int = 0, old: int = 100, seconds: float = 0.01, gateway: str = "g") -> CountsReported:
-    bucket = bucket_of(seconds)
+    bucket = find_bucket(seconds)
     failed = {"engine_failed": errors} if errors else {}
     counts = []
     for is_control in (False, True):
-        counts.append(AnswerCounts("old", old, {}, {bucket_of(0.01): old}, is_control=is_control))
+        counts.append(AnswerCounts("old", old, {}, {find_bucket(0.01): old}, is_control=is_control))
         counts.append(AnswerCounts("new", new, failed, {bucket: new}, is_control=is_control))
     return CountsReported(gateway, counts)
 
@@ -231,7 +231,7 @@ def test_a_shadow_is_judged_before_the_first_step() -> None:
     rollout = make(shadow=20, is_compared=True, min_answers=10)
     assert kinds(rollout.handle(READY, 0.0)) == ["rollout_shadowing"]
     route = rollout.route()
-    assert route == NameRoute("m", (Share("old", 100),), shadow="new", shadow_share=0.2, is_compared=True)
+    assert route == NameRoute("m", (BlockShare("old", 100),), shadow="new", shadow_share=0.2, is_compared=True)
     rollout.handle(heard(20), 1.0)
     assert rollout.answers == 0
     assert kinds(rollout.handle(RolloutSignal.TICK, 10.0)) == ["rollout_step"]
@@ -315,11 +315,11 @@ def test_another_leader_counts_answers_and_keeps_the_old_block_for_its_time() ->
     running = Rollout(record.model_copy(update={"phase": RolloutPhase.RUNNING}), 500.0)
     running.handle(CountsReported("g", [AnswerCounts("new", 5), AnswerCounts("new", 9, is_control=True)]), 501.0)
     assert running.answers == 5
-    answered = AnswerCounts("old", 100, {}, {bucket_of(0.01): 100})
-    overdue = AnswerCounts("new", waiting={bucket_of(5.0): 30})
+    answered = AnswerCounts("old", 100, {}, {find_bucket(0.01): 100})
+    overdue = AnswerCounts("new", waiting={find_bucket(5.0): 30})
     assert kinds(running.handle(CountsReported("g", [answered, overdue]), 502.0)) == ["rollout_rolled_back"]
     halved = make(steps=(60, 100)).record.model_copy(update={"phase": RolloutPhase.RUNNING, "weight": 60.0})
-    both = [AnswerCounts("old", 100, {}, {bucket_of(0.01): 100}, {bucket_of(5.0): 30}), overdue]
+    both = [AnswerCounts("old", 100, {}, {find_bucket(0.01): 100}, {find_bucket(5.0): 30}), overdue]
     assert kinds(Rollout(halved, 500.0).handle(CountsReported("g", both), 502.0)) == [], "the new block gets 60%"
     done = Rollout(record.model_copy(update={"phase": RolloutPhase.DONE, "answers": 5}), 500.0)
     assert done.handle(RolloutSignal.TICK, 599.9) == []
@@ -333,7 +333,7 @@ def test_a_name_other_than_the_models_keeps_its_route_when_the_rollout_is_over()
     )
     route = record.route()
     assert route is not None
-    assert route.shares == (Share("new", 100),)
+    assert route.shares == (BlockShare("new", 100),)
 
 
 def test_an_old_block_of_another_model_is_never_removed() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from penstock.core.blocks import BlockState
-from penstock.core.cluster.answer_counts import BUCKETS, AnswerCounts, upper_bound_s
+from penstock.core.cluster.answer_counts import BUCKET_COUNT, AnswerCounts, compute_upper_bound_s
 from penstock.features.rollouts.rollout import BlockSeen, CountsReported, GatewayLeft, Rollout
 from penstock.features.rollouts.rollout_plan import RolledBlock, RolloutPhase, RolloutPlan, RolloutRecord
 
 OLD, NEW = RolledBlock(block_id="old", model="m", version="1"), RolledBlock(block_id="new", model="m", version="2")
-BOUNDS = np.array([upper_bound_s(bucket) for bucket in range(BUCKETS - 1)])
+BOUNDS = np.array([compute_upper_bound_s(bucket) for bucket in range(BUCKET_COUNT - 1)])
 REPORT_S = 0.2
 WAIT_S = 2.0  # while the new block is loaded, the old one answers
 LONGEST_S = 600.0

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockRole, BlockState
-from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of
+from penstock.core.cluster.answer_counts import AnswerCounts, find_bucket
 from penstock.core.cluster.routes import NameRoute
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.features.rollouts.rollout_plan import RolloutPhase
@@ -92,8 +92,10 @@ class Bed:
         failed = {"engine_failed": errors} if errors else {}
         counts = []
         for is_control in (False, True):
-            counts.append(AnswerCounts(record.old.block_id, 100, {}, {bucket_of(0.01): 100}, is_control=is_control))
-            counts.append(AnswerCounts(record.new.block_id, new, failed, {bucket_of(0.01): new}, is_control=is_control))
+            counts.append(AnswerCounts(record.old.block_id, 100, {}, {find_bucket(0.01): 100}, is_control=is_control))
+            counts.append(
+                AnswerCounts(record.new.block_id, new, failed, {find_bucket(0.01): new}, is_control=is_control)
+            )
         self.manager.report_traffic(TrafficReport("g", "1-life", counts))
         await self.manager.control.notify()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.cluster.routes import NameRoute, Share
+from penstock.core.cluster.routes import BlockShare, NameRoute
 from penstock.core.errors import EngineFailed
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.tensors import Tensor
@@ -22,7 +22,9 @@ class ShadowBed(Bed):
         self.resolver._draw = lambda: 0.0
         self.shadow_id = self.resolver.resolve(SHADOW, "").block_id
         old = self.resolver.resolve(MODEL, "").block_id
-        route = NameRoute(MODEL, (Share(old, 1),), shadow=self.shadow_id, shadow_share=0.5, is_compared=is_compared)
+        route = NameRoute(
+            MODEL, (BlockShare(old, 1),), shadow=self.shadow_id, shadow_share=0.5, is_compared=is_compared
+        )
         self.resolver.routes_changed([route])
         self.serving.plans.watch([route])
 

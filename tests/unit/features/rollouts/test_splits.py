@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.cluster.routes import NameRoute, Share, Sticky
+from penstock.core.cluster.routes import BlockShare, NameRoute, Sticky
 from penstock.core.requests import InferRequest, Parameter
 from penstock.core.settings import BlockSettings
 from penstock.features.rollouts.splits import Split, choose_by_draw, choose_by_key
@@ -22,7 +22,7 @@ BLOCKS = {name: block(name) for name in ("old", "new", "third")}
 
 
 def route(sticky: Sticky = "none", key: str = "", **weights: float) -> NameRoute:
-    return NameRoute("m", tuple(Share(name, weight) for name, weight in weights.items()), sticky, key)
+    return NameRoute("m", tuple(BlockShare(name, weight) for name, weight in weights.items()), sticky, key)
 
 
 def split(asked: NameRoute) -> Split:
@@ -34,7 +34,7 @@ def chosen(by: Split, **parameters: Parameter) -> str:
 
 
 def test_a_random_draw_selects_by_weight() -> None:
-    shares = [Share("old", 90), Share("new", 10)]
+    shares = [BlockShare("old", 90), BlockShare("new", 10)]
     assert [choose_by_draw(shares, draw) for draw in (0.0, 0.5, 0.899, 0.9, 0.999)] == [
         "old",
         "old",
@@ -60,8 +60,8 @@ def test_keys_are_split_by_weight_and_stay_with_their_block() -> None:
 
 def test_a_changed_weight_moves_only_its_share_of_the_keys() -> None:
     keys = [f"user-{number}" for number in range(REQUESTS)]
-    before = {key: choose_by_key([Share("old", 95), Share("new", 5)], "m", key) for key in keys}
-    after = {key: choose_by_key([Share("old", 75), Share("new", 25)], "m", key) for key in keys}
+    before = {key: choose_by_key([BlockShare("old", 95), BlockShare("new", 5)], "m", key) for key in keys}
+    after = {key: choose_by_key([BlockShare("old", 75), BlockShare("new", 25)], "m", key) for key in keys}
     moved = [key for key in keys if before[key] != after[key]]
     assert all(after[key] == "new" for key in moved)
     assert len(moved) / REQUESTS == pytest.approx(0.20, abs=0.01)
@@ -69,8 +69,11 @@ def test_a_changed_weight_moves_only_its_share_of_the_keys() -> None:
 
 def test_a_new_block_takes_keys_from_the_others_and_moves_none_between_them() -> None:
     keys = [f"user-{number}" for number in range(REQUESTS)]
-    before = {key: choose_by_key([Share("old", 1), Share("new", 1)], "m", key) for key in keys}
-    after = {key: choose_by_key([Share("old", 1), Share("new", 1), Share("third", 1)], "m", key) for key in keys}
+    before = {key: choose_by_key([BlockShare("old", 1), BlockShare("new", 1)], "m", key) for key in keys}
+    after = {
+        key: choose_by_key([BlockShare("old", 1), BlockShare("new", 1), BlockShare("third", 1)], "m", key)
+        for key in keys
+    }
     assert all(after[key] in (before[key], "third") for key in keys)
     assert Counter(after.values())["third"] / REQUESTS == pytest.approx(1 / 3, abs=0.02)
 
@@ -111,7 +114,7 @@ def test_the_heaviest_block_describes_the_name() -> None:
 
 
 def test_a_block_on_trial_gets_no_more_requests_than_allowed() -> None:
-    shares = (Share("old", 1), Share("new", 99))
+    shares = (BlockShare("old", 1), BlockShare("new", 99))
     trial = NameRoute("m", shares, trial="new", allowance=50, began="r1")
     by = split(trial)
     assert Counter(chosen(by) for _ in range(1000))["new"] == 50
@@ -124,6 +127,6 @@ def test_a_block_on_trial_gets_no_more_requests_than_allowed() -> None:
 
 
 def test_a_share_of_the_requests_has_a_shadow() -> None:
-    by = split(NameRoute("m", (Share("old", 1),), shadow="new", shadow_share=0.25))
+    by = split(NameRoute("m", (BlockShare("old", 1),), shadow="new", shadow_share=0.25))
     assert sum(by.wants_shadow() for _ in range(REQUESTS)) / REQUESTS == pytest.approx(0.25, abs=0.02)
     assert not split(route(old=1)).wants_shadow()

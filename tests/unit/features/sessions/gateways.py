@@ -19,7 +19,7 @@ from penstock.features.sessions.session_runs import SessionRuns
 from penstock.features.sessions.session_store import SessionStore
 from penstock.features.sessions.stored_sessions import StoredSessions
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.router.answers import ANSWERS_AHEAD, AnswerStream
+from penstock.router.answers import MAX_ANSWERS_AHEAD, AnswerStream
 from penstock.wire import job_messages
 from penstock.wire.sockets import RouterSocket
 from penstock.wire.zmq_endpoints import Endpoint
@@ -58,13 +58,13 @@ class SharedEngine:
         step.home = b"worker"
         if request.answers is None:
             return InferResponse(request.model, "", request.request_id, request.inputs, Timing(compute_ns=5))
-        room = asyncio.Semaphore(ANSWERS_AHEAD)
+        room = asyncio.Semaphore(MAX_ANSWERS_AHEAD)
 
         def allow(answers: int) -> None:
             for _ in range(answers):
                 room.release()
 
-        request.answers.begin(ANSWERS_AHEAD, allow)
+        request.answers.begin(MAX_ANSWERS_AHEAD, allow)
         for number in range(19):
             await room.acquire()
             assert request.answers.put(_numbered(request, number))

@@ -3,7 +3,7 @@
 from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, Overloaded, PenstockError, RequestTooLarge
 from penstock.endpoints.large_messages import HUGE_BYTES, LARGE_BYTES
-from penstock.gateway.blocks.block_grpc import packet_reader
+from penstock.gateway.blocks.block_grpc import create_packet_reader
 from penstock.pb.blocks import inference_pb2 as pb
 from penstock.serving.admission import Admission
 
@@ -16,7 +16,7 @@ class SmallLimits(Limits):
 
 def read(data: bytes) -> pb.BlockInferencePacket | bytes | PenstockError:
     limits = SmallLimits()
-    return packet_reader(limits, Admission(limits))(data)
+    return create_packet_reader(limits, Admission(limits))(data)
 
 
 def large(*sizes: int) -> bytes:
@@ -52,4 +52,4 @@ def test_a_message_that_is_no_packet_is_refused() -> None:
 def test_a_large_packet_needs_room() -> None:
     limits = Limits(max_inflight_bytes=1024)
     admission = Admission(limits)
-    assert isinstance(packet_reader(limits, admission)(large(2 * HUGE_BYTES)), Overloaded)
+    assert isinstance(create_packet_reader(limits, admission)(large(2 * HUGE_BYTES)), Overloaded)

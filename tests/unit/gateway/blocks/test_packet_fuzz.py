@@ -17,12 +17,12 @@ from penstock.core.packets import PACKET_SPECS, PacketFile
 from penstock.core.requests import InferRequest, InferResponse, PacketFields, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import TensorSpec, from_array, unpack_bytes
-from penstock.gateway.blocks.block_grpc import decode_packet, encode_packet, packet_reader
+from penstock.gateway.blocks.block_grpc import create_packet_reader, decode_packet, encode_packet
 from penstock.gateway.blocks.packet import check_packet
 from penstock.gateway.blocks.packet_answer import make_answer_parts
-from penstock.gateway.blocks.packet_calls import answer_body
+from penstock.gateway.blocks.packet_calls import make_answer_body
 from penstock.gateway.blocks.packet_inputs import PacketInputs
-from penstock.gateway.blocks.packet_rest import form_body, packet_of
+from penstock.gateway.blocks.packet_rest import parse_form, parse_packet
 from penstock.gateway.v1.multipart import FormPart
 from penstock.pb.blocks import inference_pb2 as pb
 from penstock.serving.admission import Admission
@@ -109,7 +109,7 @@ def test_any_packet_is_a_request_or_a_typed_error(
 @fuzz
 @given(st.binary(max_size=200))
 def test_any_message_is_a_packet_or_a_typed_error(data: bytes) -> None:
-    read = packet_reader(LIMITS, Admission(LIMITS))
+    read = create_packet_reader(LIMITS, Admission(LIMITS))
     for each in (data, data + b"\x4a\x80\x80\x04" + bytes(65_536)):
         found = read(each)
         assert isinstance(found, pb.BlockInferencePacket | PenstockError), found
@@ -136,7 +136,7 @@ def test_a_damaged_message_is_a_request_or_a_typed_error(
     damaged = bytearray(VALID)
     for at, byte in changes:
         damaged[at] = byte
-    found = packet_reader(LIMITS, Admission(LIMITS))(bytes(damaged[: len(damaged) - cut]))
+    found = create_packet_reader(LIMITS, Admission(LIMITS))(bytes(damaged[: len(damaged) - cut]))
     if isinstance(found, PenstockError):
         return
     assert isinstance(found, pb.BlockInferencePacket)
@@ -153,7 +153,7 @@ def test_any_json_body_is_a_packet_or_a_typed_error(body: dict[str, Any]) -> Non
     except ValueError:
         return  # no JSON
     with suppress(PenstockError):
-        packet_of(message, LIMITS)
+        parse_packet(message, LIMITS)
 
 
 @fuzz
@@ -170,7 +170,7 @@ def test_any_json_body_is_a_packet_or_a_typed_error(body: dict[str, Any]) -> Non
 )
 def test_any_form_is_a_packet_or_a_typed_error(parts: list[FormPart]) -> None:
     with suppress(PenstockError):
-        packet_of(form_body(parts), LIMITS)
+        parse_packet(parse_form(parts), LIMITS)
 
 
 elements = st.lists(st.binary(max_size=8), max_size=4)
@@ -191,7 +191,7 @@ def test_any_outputs_are_an_answer(
     fields = PacketFields("s", 2**64 - 1)
     packet = encode_packet(fields, parts, 1.0)
     assert packet.seq_no == 2**64 - 1
-    assert json.loads(packet.data) == orjson.loads(orjson.dumps(answer_body(fields, parts, 1.0)))["data"]
+    assert json.loads(packet.data) == orjson.loads(orjson.dumps(make_answer_body(fields, parts, 1.0)))["data"]
     assert len(packet.SerializeToString()) > 0
 
 

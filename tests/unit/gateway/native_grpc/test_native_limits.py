@@ -1,7 +1,7 @@
 """The choice of connections to cut so that the native server's memory stays within limits."""
 
 from penstock.core.config import Limits
-from penstock.gateway.native_grpc.native_limits import CALL_BYTES, NativeLimits
+from penstock.gateway.native_grpc.native_limits import MAX_CALL_BYTES, NativeLimits
 from penstock.wire.tcp_connections import ConnectionCounts
 
 A, B, C = "ipv4:127.0.0.1:1", "ipv4:127.0.0.1:2", "ipv4:127.0.0.1:3"
@@ -18,7 +18,7 @@ def counts(received: int, taken: int = 0, silent_s: float = 0.0) -> ConnectionCo
 
 def test_whole_messages_are_not_held() -> None:
     watch = watch_of()
-    watch.whole_bytes[A] = 10 * MAX + CALL_BYTES
+    watch.whole_bytes[A] = 10 * MAX + MAX_CALL_BYTES
     assert not watch.check({A: counts(10 * MAX + 200)}, unseen=1, now=0)
 
 

@@ -15,7 +15,7 @@ from benchmarks.waiting import until
 from penstock.core.config import Limits
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor
-from penstock.endpoints.guard import open_guard
+from penstock.endpoints.guard import create_open_guard
 from penstock.gateway.gateway_grpc import GrpcServer
 from penstock.gateway.native_grpc import native_server
 from penstock.gateway.oip.grpc_service import OipGrpc
@@ -59,7 +59,7 @@ class Opened:
 
 @asynccontextmanager
 async def opened(served: Served, folder: Path, limits: Limits) -> AsyncIterator[Opened]:
-    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard())
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard())
     server = GrpcServer(edge, limits, is_port_shared=False, behind=folder)
     port = await server.start("127.0.0.1", 0, Certificates())
     try:
@@ -188,6 +188,6 @@ async def test_calls_are_refused_if_too_many_wait_for_the_event_loop(
 
 
 def test_without_metrics_one_undelivered_call_is_assumed() -> None:
-    assert native_server.unseen_calls(None, 0) == 1
+    assert native_server.count_undelivered_calls(None, 0) == 1
     methods = {"ModelInfer": {"started": 5, "status": {"ok": {"count": 2}}}}
-    assert native_server.unseen_calls({"methods": methods}, 1) == 2
+    assert native_server.count_undelivered_calls({"methods": methods}, 1) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.tensors import NUMPY_TYPES, from_array
-from penstock.gateway.oip.json_tensors import check_shape, flatten, json_array, pack_elements
+from penstock.gateway.oip.json_tensors import check_shape, flatten, pack_elements, to_json_array
 
 
 def test_nested_lists_are_flattened() -> None:
@@ -68,10 +68,10 @@ def test_shapes_are_checked() -> None:
 
 
 def test_json_arrays_are_flat_and_finite() -> None:
-    assert json_array(from_array("y", np.array([[1, 2], [3, 4]], np.int16))).tolist() == [1, 2, 3, 4]
-    assert np.isnan(json_array(from_array("y", np.array([np.nan], np.float32)))).all()
+    assert to_json_array(from_array("y", np.array([[1, 2], [3, 4]], np.int16))).tolist() == [1, 2, 3, 4]
+    assert np.isnan(to_json_array(from_array("y", np.array([np.nan], np.float32)))).all()
     with pytest.raises(InvalidRequest) as refused:
-        json_array(from_array("y", np.array([1, -np.inf])))
+        to_json_array(from_array("y", np.array([1, -np.inf])))
     assert refused.value.message == (
         "output 'y' has infinite values, which JSON cannot hold: request it with binary_data"
     )

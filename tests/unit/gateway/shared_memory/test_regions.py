@@ -16,7 +16,7 @@ from penstock.core.requests import InferResponse, Timing
 from penstock.core.tensors import Tensor, from_array
 from penstock.gateway.oip.grpc_codec import decode_request, encode_response, find_targets
 from penstock.gateway.oip.rest_codec import decode_infer, encode_infer
-from penstock.gateway.shared_memory.region import OBJECTS as FOLDER
+from penstock.gateway.shared_memory.region import OBJECTS_FOLDER as FOLDER
 from penstock.gateway.shared_memory.region import RegionPlace
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.pb.inference import grpc_service_pb2 as pb

@@ -14,7 +14,7 @@ from penstock.core.requests import InferResponse, Parameter, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
 from penstock.gateway.v1.multipart import FormPart
-from penstock.gateway.v1.v1_codec import decode, encode, form_inputs
+from penstock.gateway.v1.v1_codec import decode, encode, read_form_inputs
 from penstock.gateway.v1.v1_schemas import V1InferBody
 
 PNG = b"\x89PNG\r\n\x1a\n\xff\0"
@@ -160,17 +160,17 @@ def test_files_and_fields_become_inputs() -> None:
         FormPart("n", False, b"[[1, 2.5]]"),
         FormPart("text", False, "é".encode()),
     ]
-    assert form_inputs(block(*PAIR), parts) == {"text": [PNG, "é".encode()], "n": [[1, 2.5]]}
-    assert form_inputs(block(*PAIR), []) == {}
+    assert read_form_inputs(block(*PAIR), parts) == {"text": [PNG, "é".encode()], "n": [[1, 2.5]]}
+    assert read_form_inputs(block(*PAIR), []) == {}
 
 
 def test_images_of_a_form_become_elements() -> None:
-    inputs = form_inputs(block(*PAIR), [FormPart("text", True, PNG), FormPart("text", True, b"")])
+    inputs = read_form_inputs(block(*PAIR), [FormPart("text", True, PNG), FormPart("text", True, b"")])
     assert decode(body(inputs), block(*PAIR)).inputs == [Tensor("text", "BYTES", (2, 1), pack_bytes([PNG, b""]))]
 
 
 def test_a_file_for_numbers_is_refused_when_it_is_packed() -> None:
-    inputs = form_inputs(block(*PAIR), [FormPart("n", True, b"1")])
+    inputs = read_form_inputs(block(*PAIR), [FormPart("n", True, b"1")])
     assert inputs == {"n": [b"1"]}
     with pytest.raises(InvalidTensor, match="not of FP32's kind"):
         decode(body(inputs), block(*PAIR))
@@ -187,13 +187,13 @@ def test_a_file_for_numbers_is_refused_when_it_is_packed() -> None:
 )
 def test_invalid_forms_are_refused(parts: list[FormPart], code: str, says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        form_inputs(block(*PAIR), parts)
+        read_form_inputs(block(*PAIR), parts)
     assert refused.value.code == code
     assert refused.value.message.startswith(says)
 
 
 def test_an_unknown_file_name_is_refused_when_decoded() -> None:
-    inputs = form_inputs(block(*PAIR), [FormPart("y", True, b"1")])
+    inputs = read_form_inputs(block(*PAIR), [FormPart("y", True, b"1")])
     with pytest.raises(InvalidTensor, match="unknown input 'y'"):
         decode(body(inputs), block(*PAIR))
 

@@ -14,7 +14,7 @@ from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor
 from penstock.gateway.websocket import request_stream
-from penstock.gateway.websocket.request_stream import EMPTY_FINAL, RequestStream
+from penstock.gateway.websocket.request_stream import EMPTY_FINAL_PARAMETER, RequestStream
 from penstock.gateway.websocket.stream_buffer import STREAM_WINDOW
 from penstock.serving.admission import Admission
 
@@ -124,7 +124,7 @@ class Client:
         self.heard: list[str] = []
         self.may_hear = asyncio.Semaphore(0)
         self._said: asyncio.Queue[str | None] = asyncio.Queue()
-        self._parameters = {EMPTY_FINAL: True} if empty_final else {}
+        self._parameters = {EMPTY_FINAL_PARAMETER: True} if empty_final else {}
         made: RequestStream[str] = RequestStream(cast(Any, serving), is_ordered, "test", serving.admit, is_single)
         self.task = asyncio.create_task(made.run(self._messages(), self._send))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.cluster.manager_records import LEADER, MANAGERS, ManagerRecord
+from penstock.core.cluster.manager_records import LEADER_KEY, MANAGERS_PREFIX, ManagerRecord
 from penstock.core.errors import Conflict, NotLeader
 from penstock.manager.leading.election import SOLE_LEASE_S, Election
 from penstock.storage.metadata.metadata_store import Write
@@ -64,12 +64,12 @@ async def test_one_manager_leads_and_another_takes_over(store: SqliteMetadataSto
     await until(lambda: second.epoch)
     assert second.epoch > old_epoch
     assert second.leader_epoch == second.epoch
-    with pytest.raises(Conflict, match=LEADER):
+    with pytest.raises(Conflict, match=LEADER_KEY):
         await store.commit([Write("a", b"2")], [old_guard])
     await store.commit([Write("a", b"2")], [second.guard])
     await until(lambda: second.managers.keys() == {"second"})
     await second.close()
-    assert (await store.list(MANAGERS)).records == ()
+    assert (await store.list(MANAGERS_PREFIX)).records == ()
 
 
 async def test_a_stopped_leader_loses_its_term_and_returns_as_a_follower(store: SqliteMetadataStore) -> None:
@@ -81,7 +81,7 @@ async def test_a_stopped_leader_loses_its_term_and_returns_as_a_follower(store: 
     old_epoch = first.epoch
     first.ahead_s += TTL_S
     assert first.epoch == 0, "the term ends at once, whatever the tasks do"
-    record = await store.get(LEADER)
+    record = await store.get(LEADER_KEY)
     assert record is not None
     await store.revoke(first.leader.lease if first.leader else 0)
     await until(lambda: first.epoch or second.epoch)

@@ -15,7 +15,7 @@ from penstock.core.errors import EngineFailed, ModelNotReady
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.statistics import BlockStatistics
-from penstock.router.answers import ANSWERS_AHEAD, AnswerStream
+from penstock.router.answers import MAX_ANSWERS_AHEAD, AnswerStream
 from penstock.router.dispatcher import Dispatcher
 from penstock.router.lanes.local_lane import LocalLane
 from penstock.telemetry.metrics import RouterMetrics
@@ -141,11 +141,11 @@ async def test_a_stream_requests_more_answers_as_they_are_taken(gate: Gate) -> N
     first = asyncio.ensure_future(anext(answers))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    for _ in range(ANSWERS_AHEAD // 2):
+    for _ in range(MAX_ANSWERS_AHEAD // 2):
         gate.worker.answer(0, is_final=False)
     await first
-    for _ in range(ANSWERS_AHEAD // 2 - 1):
+    for _ in range(MAX_ANSWERS_AHEAD // 2 - 1):
         await anext(answers)
     gate.worker.answer(0)
     assert (await anext(answers)).is_final
-    assert ("allow", ANSWERS_AHEAD // 2) in gate.worker.said
+    assert ("allow", MAX_ANSWERS_AHEAD // 2) in gate.worker.said

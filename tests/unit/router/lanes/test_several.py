@@ -11,7 +11,7 @@ from penstock.core.errors import EngineFailed
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.statistics import BlockStatistics
 from penstock.router.dispatcher import Dispatcher
-from penstock.router.lanes.lane import Member
+from penstock.router.lanes.lane import ConnectedWorker
 from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from tests.unit.router.peers import block, request
@@ -21,7 +21,7 @@ class FakeLane:
     """A lane that records its messages."""
 
     def __init__(self, name: str) -> None:
-        self.worker = Member(name.encode(), name, 1, self, blocks={"blk": block()})
+        self.worker = ConnectedWorker(name.encode(), name, 1, self, blocks={"blk": block()})
         self.said: list[tuple[object, ...]] = []
         self.sent: list[Job] = []
         self.ticks = 0

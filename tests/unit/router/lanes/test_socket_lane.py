@@ -17,11 +17,11 @@ from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.lane_members import ELSEWHERE, SAME_HOST, SAME_ZONE
-from penstock.router.lanes.socket_lane import FEW_JOBS
+from penstock.router.lanes.socket_lane import MIN_IMMEDIATE_JOBS
 from penstock.wire import job_messages
 from penstock.wire.encodings import encode_devices, encode_statistics
 from penstock.wire.heartbeats import WorkerHeartbeats
-from penstock.wire.sockets import host_identity
+from penstock.wire.sockets import read_host_identity
 from tests.unit.router.peers import Bed, Peer, block, offer, request
 
 LARGE = Tensor("x", "UINT8", (2**15,), bytes(2**15))
@@ -46,7 +46,7 @@ async def test_a_worker_is_welcomed_and_its_blocks_are_known(bed: Bed) -> None:
 
 async def test_the_distance_of_a_worker_follows_from_its_host_and_zone(bed: Bed) -> None:
     running = await asyncio.create_subprocess_exec("sleep", "60")
-    await bed.worker("a", host=host_identity(), pid=running.pid)
+    await bed.worker("a", host=read_host_identity(), pid=running.pid)
     await bed.worker("b", zone="zone-a")
     await bed.worker("c", zone="zone-c")
     await until(lambda: bed.changes == 3)
@@ -62,7 +62,7 @@ async def test_a_dead_worker_does_not_join(bed: Bed) -> None:
     gone = await asyncio.create_subprocess_exec("true")
     await gone.wait()
     worker = bed.peer("a")
-    worker.say_hello(offer(block()), host=host_identity(), pid=gone.pid)
+    worker.say_hello(offer(block()), host=read_host_identity(), pid=gone.pid)
     worker.send(beat=pb.Beat())
     assert (await worker.get_refused()).message == "send hello first"
     assert bed.dispatcher.workers() == []
@@ -75,7 +75,7 @@ async def test_jobs_of_one_turn_are_sent_in_one_message_to_workers_that_accept_i
     large = bed.ask(asked=InferRequest("m", [LARGE]))  # in a separate message after them
     after = bed.ask()
     jobs = list((await worker.get("jobs"))[0].jobs.jobs)
-    assert [job_messages.small_tensors(job.inputs)[0].name for job in jobs] == ["x"] * 3
+    assert [job_messages.decode_small_tensors(job.inputs)[0].name for job in jobs] == ["x"] * 3
     jobs.append(await worker.get_job())
     jobs += (await worker.get("jobs"))[0].jobs.jobs
     for job in jobs:
@@ -84,12 +84,12 @@ async def test_jobs_of_one_turn_are_sent_in_one_message_to_workers_that_accept_i
     assert len(jobs) == 5
 
 
-@pytest.mark.parametrize(("protocol", "first"), [("rest", FEW_JOBS), ("grpc", 2 * FEW_JOBS)])
+@pytest.mark.parametrize(("protocol", "first"), [("rest", MIN_IMMEDIATE_JOBS), ("grpc", 2 * MIN_IMMEDIATE_JOBS)])
 async def test_jobs_are_sent_in_parts_if_their_answers_need_not_arrive_together(
     bed: Bed, protocol: str, first: int
 ) -> None:
     worker = await bed.worker("a", offer(block(), 99), takes_jobs=True)
-    asked = [bed.ask(asked=InferRequest("m", [], protocol=protocol)) for _ in range(2 * FEW_JOBS)]
+    asked = [bed.ask(asked=InferRequest("m", [], protocol=protocol)) for _ in range(2 * MIN_IMMEDIATE_JOBS)]
     jobs = list((await worker.get("jobs"))[0].jobs.jobs)
     assert len(jobs) == first
     while len(jobs) < len(asked):

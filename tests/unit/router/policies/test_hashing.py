@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from penstock.core.cluster.rendezvous import PARTITIONS, owner_of, partition_of
+from penstock.core.cluster.rendezvous import PARTITIONS, compute_partition, find_owner
 from penstock.core.errors import InvalidRequest, QueueFull
 from penstock.core.requests import Controls, SessionStep
 from penstock.core.settings import BlockSettings, Sessions
-from penstock.router.actions import Retry
+from penstock.router.actions import CountRetry
 from penstock.router.jobs import JobTable
 from penstock.router.policies.hashing import KeyOwners
 from penstock.router.slots import Offer, Slot
@@ -98,14 +98,14 @@ def test_a_long_history_gives_the_same_owners_as_a_fresh_start() -> None:
 
 
 def test_keys_are_distributed_over_all_places() -> None:
-    hit = Counter(partition_of(f"{n}") for n in range(100 * PARTITIONS))
+    hit = Counter(compute_partition(f"{n}") for n in range(100 * PARTITIONS))
     assert len(hit) == PARTITIONS
     assert 40 < min(hit.values()) <= max(hit.values()) < 180
 
 
 def test_every_gateway_computes_the_same_owner() -> None:
     """Owners are part of the contract between gateways: they must agree, whatever their versions."""
-    assert [partition_of(key) for key in ("", "a", "customer-42", "ключ")] == [692, 559, 3114, 2080]
+    assert [compute_partition(key) for key in ("", "a", "customer-42", "ключ")] == [692, 559, 3114, 2080]
     found = places([slot(f"worker-{n}") for n in range(4)])
     assert [owner.name for key in "abcdefgh" if (owner := found.owner(key))] == [
         f"worker-{n}" for n in (3, 2, 0, 2, 1, 0, 3, 2)
@@ -153,7 +153,7 @@ def test_jobs_waiting_for_a_leaving_worker_are_placed_again() -> None:
     for n in range(6):
         jobs.submit(job(n, key=first if n % 2 else second), 0.0)
     actions = jobs.leave(B, 1.0)
-    lost = [action.job.job_id for action in actions if isinstance(action, Retry)]
+    lost = [action.job.job_id for action in actions if isinstance(action, CountRetry)]
     assert sorted(lost) == [0, 1]
     where = {n: worker for worker, n in sent(actions)}
     for n, worker in where.items():
@@ -290,5 +290,5 @@ def test_a_worker_keeps_its_keys_over_a_new_connection() -> None:
 def test_the_owner_depends_on_names_only() -> None:
     names = [f"w-{n}" for n in range(7)]
     found = owners(places([slot(name) for name in names]))
-    assert found == {key: owner_of(names, key) for key in KEYS}
-    assert owner_of([], "x") == ""
+    assert found == {key: find_owner(names, key) for key in KEYS}
+    assert find_owner([], "x") == ""

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from penstock.core.errors import ConfigError
-from penstock.wire.credentials.authority import CA, CA_KEY, Authority
+from penstock.wire.credentials.authority import CA_FILE, CA_KEY_FILE, Authority
 
 
 def mode(path: Path) -> int:
@@ -20,8 +20,10 @@ def test_keys_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "certs"
     issued = Authority.create(folder, "an authority", 10).issue("server")
     assert mode(folder) == 0o700
-    assert mode(folder / CA_KEY) == mode(issued.key) == 0o600
-    assert sorted(path.name for path in folder.iterdir()) == sorted([CA, CA_KEY, "server.pem", "server-key.pem"])
+    assert mode(folder / CA_KEY_FILE) == mode(issued.key) == 0o600
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [CA_FILE, CA_KEY_FILE, "server.pem", "server-key.pem"]
+    )
 
 
 def test_a_second_authority_does_not_replace_the_first(tmp_path: Path) -> None:
@@ -33,8 +35,8 @@ def test_a_second_authority_does_not_replace_the_first(tmp_path: Path) -> None:
 def test_nothing_is_issued_without_an_authority(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="penstock certs init"):
         Authority.open(tmp_path)
-    (tmp_path / CA).write_text("nothing")
-    (tmp_path / CA_KEY).write_text("nothing")
+    (tmp_path / CA_FILE).write_text("nothing")
+    (tmp_path / CA_KEY_FILE).write_text("nothing")
     with pytest.raises(ConfigError, match="cannot be read"):
         Authority.open(tmp_path)
 
@@ -68,7 +70,7 @@ def test_a_certificate_of_the_same_name_replaces_the_former(tmp_path: Path) -> N
     first = authority.issue("server").cert.read_bytes()
     again = Authority.open(tmp_path).issue("server")
     assert again.cert.read_bytes() != first
-    context = ssl.create_default_context(cafile=tmp_path / CA)
+    context = ssl.create_default_context(cafile=tmp_path / CA_FILE)
     context.load_cert_chain(again.cert, again.key)  # they match
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.wire.channels import Channels
-from penstock.wire.credentials.authority import CA, Authority
-from penstock.wire.credentials.certificate_names import names_of_call, names_of_transport
+from penstock.wire.credentials.authority import CA_FILE, Authority
+from penstock.wire.credentials.certificate_names import read_call_names, read_transport_names
 from penstock.wire.credentials.certificates import Certificates, ClientAuth
-from penstock.wire.credentials.client_tls import client_context
+from penstock.wire.credentials.client_tls import create_client_context
 from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles
 
 METHOD = "/test.Echo/Names"
@@ -33,7 +33,7 @@ class World:
     def issue(self, name: str, *hosts: str) -> bytes:
         return self.authority.issue(name, hosts).cert.read_bytes()
 
-    def files(self, name: str = "", ca: str = CA) -> TlsFiles:
+    def files(self, name: str = "", ca: str = CA_FILE) -> TlsFiles:
         cert, key = (str(self.folder / f"{name}{end}.pem") if name else "" for end in ("", "-key"))
         return TlsFiles(cert, key, str(self.folder / ca))
 
@@ -49,7 +49,7 @@ def world(tmp_path: Path) -> World:
 @asynccontextmanager
 async def serving(certificates: Certificates, **options: Any) -> AsyncIterator[str]:
     async def answer(request: bytes, context: Any) -> bytes:
-        return ",".join(names_of_call(context.auth_context())).encode()
+        return ",".join(read_call_names(context.auth_context())).encode()
 
     server = grpc.aio.server()
     handlers = {"Names": grpc.unary_unary_rpc_method_handler(answer)}
@@ -75,7 +75,7 @@ async def serving_http(context: ssl.SSLContext) -> AsyncIterator[int]:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(",".join(names_of_transport(writer.transport)).encode() + b"\n")
+        writer.write(",".join(read_transport_names(writer.transport)).encode() + b"\n")
         await writer.drain()
         writer.close()
 
@@ -111,7 +111,7 @@ async def test_a_server_of_another_authority_is_not_trusted(world: World, tmp_pa
             await ask(world.files(), address)
     async with serving_http(stranger.server().server_context()) as port:
         with pytest.raises(ssl.SSLCertVerificationError):
-            await ask_http(client_context(world.files()), port)
+            await ask_http(create_client_context(world.files()), port)
 
 
 async def test_a_server_with_another_name_is_not_trusted(world: World) -> None:
@@ -124,31 +124,31 @@ async def test_a_server_with_another_name_is_not_trusted(world: World) -> None:
 async def test_callers_are_identified_by_their_certificates(world: World, tmp_path: Path) -> None:
     stranger = World(tmp_path / "stranger")
     alice, wrong = world.files("alice@example.com"), stranger.files("alice@example.com")
-    wrong = TlsFiles(wrong.cert, wrong.key, str(world.folder / CA))
+    wrong = TlsFiles(wrong.cert, wrong.key, str(world.folder / CA_FILE))
     certificates = world.server("required")
     async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
         assert await ask(alice, address) == "alice@example.com"
-        assert (await ask_http(client_context(alice), port))[0] == "alice@example.com"
+        assert (await ask_http(create_client_context(alice), port))[0] == "alice@example.com"
         for caller in (world.files(), wrong):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(caller, address)
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                await ask_http(client_context(caller), port)
+                await ask_http(create_client_context(caller), port)
 
 
 async def test_an_optional_certificate_can_be_left_out_but_not_be_wrong(world: World, tmp_path: Path) -> None:
     stranger = World(tmp_path / "stranger").files("alice@example.com")
-    wrong = TlsFiles(stranger.cert, stranger.key, str(world.folder / CA))
+    wrong = TlsFiles(stranger.cert, stranger.key, str(world.folder / CA_FILE))
     async with serving_http(world.server("optional").server_context()) as port:
-        assert (await ask_http(client_context(world.files("alice@example.com")), port))[0] != ""
-        assert (await ask_http(client_context(world.files()), port))[0] == ""
+        assert (await ask_http(create_client_context(world.files("alice@example.com")), port))[0] != ""
+        assert (await ask_http(create_client_context(world.files()), port))[0] == ""
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            await ask_http(client_context(wrong), port)
+            await ask_http(create_client_context(wrong), port)
 
 
 async def test_new_files_are_used_without_a_restart(world: World) -> None:
     certificates, alice = world.server("required"), world.files("alice@example.com")
-    context = client_context(alice)
+    context = create_client_context(alice)
     async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
         shown = [await served(address, context), (await ask_http(context, port))[1]["serialNumber"]]
         assert shown[0] == shown[1]
@@ -166,13 +166,13 @@ async def test_a_new_authority_is_trusted_without_a_restart(world: World, tmp_pa
     other = World(tmp_path / "other")
     certificates = world.server("required")
     bob = other.files("alice@example.com")
-    bob_there = TlsFiles(bob.cert, bob.key, str(world.folder / CA))
+    bob_there = TlsFiles(bob.cert, bob.key, str(world.folder / CA_FILE))
     async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
         with pytest.raises(grpc.aio.AioRpcError):
             await ask(bob_there, address)
-        contexts = client_context(world.files("alice@example.com")), client_context(bob_there)
-        trusted = (world.folder / CA).read_bytes()
-        (world.folder / CA).write_bytes((other.folder / CA).read_bytes())
+        contexts = create_client_context(world.files("alice@example.com")), create_client_context(bob_there)
+        trusted = (world.folder / CA_FILE).read_bytes()
+        (world.folder / CA_FILE).write_bytes((other.folder / CA_FILE).read_bytes())
         assert certificates.reload()
         (tmp_path / "trusted.pem").write_bytes(trusted)
         assert (await ask_http(contexts[1], port))[0] == "alice@example.com"
@@ -213,7 +213,7 @@ async def test_only_modern_tls_versions_are_supported(world: World) -> None:
                 answer = await asyncio.to_thread(greet, target, greeting)
                 assert answer[:1] in (b"", b"\x15"), "an alert, or the end"
         for target, protocol in ((int(address.rpartition(":")[2]), "h2"), (port, "http/1.1")):
-            context = client_context(world.files())
+            context = create_client_context(world.files())
             context.set_alpn_protocols([protocol])
             for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
                 context.minimum_version = context.maximum_version = version

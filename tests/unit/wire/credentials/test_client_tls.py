@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.wire.credentials.client_tls import client_context, client_credentials
+from penstock.wire.credentials.client_tls import create_client_context, create_client_credentials
 from penstock.wire.credentials.tls_files import TlsFiles
 from tests.tls import TestAuthority
 
@@ -27,8 +27,8 @@ def test_a_certificate_that_is_being_replaced_is_awaited(tmp_path: Path) -> None
 
     finishing = threading.Thread(target=finish)
     finishing.start()
-    client_credentials(files)
-    client_context(files)
+    create_client_credentials(files)
+    create_client_context(files)
     finishing.join()
 
 
@@ -42,6 +42,6 @@ def test_a_permanent_mismatch_is_reported(tmp_path: Path) -> None:
         TlsFiles(ca=str(tmp_path / "nothing")),
     ):
         with pytest.raises(ConfigError):
-            client_context(wrong)
+            create_client_context(wrong)
         with pytest.raises(ConfigError):
-            client_credentials(wrong)
+            create_client_credentials(wrong)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.wire.credentials.authority import CA, Authority
+from penstock.wire.credentials.authority import CA_FILE, Authority
 from penstock.wire.credentials.tls_files import TlsFiles, read_files
 
 
@@ -26,14 +26,14 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "certs"))
 
 
-def files(folder: Path, cert: str = "server.pem", key: str = "server-key.pem", ca: str = CA) -> TlsFiles:
+def files(folder: Path, cert: str = "server.pem", key: str = "server-key.pem", ca: str = CA_FILE) -> TlsFiles:
     return TlsFiles(*(str(folder / name) if name else "" for name in (cert, key, ca)))
 
 
 def test_matching_files_are_read(folder: Path) -> None:
     found = read_files(files(folder))
     assert found.cert == (folder / "server.pem").read_bytes()
-    assert found.ca == (folder / CA).read_bytes()
+    assert found.ca == (folder / CA_FILE).read_bytes()
     assert found.expires_at > datetime.now(UTC).timestamp()
 
 
@@ -50,15 +50,15 @@ def test_an_authority_alone_is_enough_for_a_client(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("cert", "key", "ca", "said"),
     [
-        ("none.pem", "server-key.pem", CA, "none.pem cannot be read: No such file"),
-        ("server.pem", "none.pem", CA, "none.pem cannot be read: No such file"),
+        ("none.pem", "server-key.pem", CA_FILE, "none.pem cannot be read: No such file"),
+        ("server.pem", "none.pem", CA_FILE, "none.pem cannot be read: No such file"),
         ("server.pem", "server-key.pem", "none.pem", "tls.ca: .*none.pem cannot be read"),
-        ("server.pem", "other-key.pem", CA, "other-key.pem does not match the certificate in .*server.pem"),
-        ("server-key.pem", "server-key.pem", CA, "contains no certificate in PEM"),
-        ("server.pem", "server.pem", CA, "chmod 600"),
+        ("server.pem", "other-key.pem", CA_FILE, "other-key.pem does not match the certificate in .*server.pem"),
+        ("server-key.pem", "server-key.pem", CA_FILE, "contains no certificate in PEM"),
+        ("server.pem", "server.pem", CA_FILE, "chmod 600"),
         ("server.pem", "server-key.pem", "server-key.pem", "no certificate of an authority"),
-        ("server.pem", "", CA, "needs its key"),
-        ("", "server-key.pem", CA, "needs its key"),
+        ("server.pem", "", CA_FILE, "needs its key"),
+        ("", "server-key.pem", CA_FILE, "needs its key"),
     ],
 )
 def test_mismatched_files_are_reported(folder: Path, cert: str, key: str, ca: str, said: str) -> None:

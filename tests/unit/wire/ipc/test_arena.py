@@ -37,8 +37,8 @@ def parts_of(*sizes: int) -> list[bytes]:
 
 @pytest.fixture
 def keep_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(arena_module, "KEEP_BYTES", 2 * 1024 * 1024)
-    return arena_module.KEEP_BYTES
+    monkeypatch.setattr(arena_module, "MAX_IDLE_BYTES", 2 * 1024 * 1024)
+    return arena_module.MAX_IDLE_BYTES
 
 
 def test_the_arena_grows_under_its_reader_and_shrinks_after_rare_peaks(keep_bytes: int) -> None:

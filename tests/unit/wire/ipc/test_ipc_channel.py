@@ -14,7 +14,7 @@ import pytest
 from penstock.core.tensors import Tensor, from_array, to_array
 from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.ipc_channel import Channel, PeerGone
-from penstock.wire.ipc.ipc_messages import INLINE_BYTES, Inbox, Message
+from penstock.wire.ipc.ipc_messages import MAX_INLINE_BYTES, Inbox, Message
 
 Ends = tuple[Channel, Channel, socket.socket, Arena]
 
@@ -45,7 +45,7 @@ def test_a_message_round_trips(ends: Ends) -> None:
     assert there.receive() == Message("next", {}, [])
 
 
-@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES // 2, INLINE_BYTES // 2 + 1, 3_000_001, 5])
+@pytest.mark.parametrize("size", [0, 1, MAX_INLINE_BYTES // 2, MAX_INLINE_BYTES // 2 + 1, 3_000_001, 5])
 def test_tensors_of_any_size_round_trip(ends: Ends, size: int) -> None:
     here, there, _, memory = ends
     arrays = [np.random.default_rng(i).integers(0, 256, size, np.uint8) for i in range(2)]
@@ -57,7 +57,7 @@ def test_tensors_of_any_size_round_trip(ends: Ends, size: int) -> None:
             found = receiver.receive().tensors
             sending.join()
             assert [bytes(tensor.data) for tensor in found] == [array.tobytes() for array in arrays]
-    assert (os.fstat(memory.fd).st_size > 0) == (2 * size > INLINE_BYTES)
+    assert (os.fstat(memory.fd).st_size > 0) == (2 * size > MAX_INLINE_BYTES)
 
 
 def test_silence_is_a_timeout_and_the_next_message_arrives(ends: Ends) -> None:
@@ -70,7 +70,7 @@ def test_silence_is_a_timeout_and_the_next_message_arrives(ends: Ends) -> None:
 
 def test_a_peer_that_stops_reading_is_a_timeout(ends: Ends) -> None:
     here, _, _, _ = ends
-    message = Message("m", tensors=[Tensor("t", "UINT8", (INLINE_BYTES,), b"x" * INLINE_BYTES)])
+    message = Message("m", tensors=[Tensor("t", "UINT8", (MAX_INLINE_BYTES,), b"x" * MAX_INLINE_BYTES)])
 
     def send_all() -> None:
         for _ in range(100):

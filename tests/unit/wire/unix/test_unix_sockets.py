@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from benchmarks.waiting import until
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
-from penstock.wire.unix.unix_sockets import IPC, UnixDealer, UnixRouter
-from penstock.wire.unix.unix_stream import FREE_BYTES, READ_BYTES, BufferPool, decode, encode
+from penstock.wire.unix.unix_sockets import IPC_PREFIX, UnixDealer, UnixRouter
+from penstock.wire.unix.unix_stream import MAX_POOL_BYTES, READ_BYTES, BufferPool, decode, encode
 
 LARGE = 5 * READ_BYTES + 7
 
@@ -28,7 +28,7 @@ class Bed:
     """A router that records messages, and dealers."""
 
     def __init__(self, file: Path) -> None:
-        self.endpoint = f"{IPC}{file}"
+        self.endpoint = f"{IPC_PREFIX}{file}"
         self.heard: list[tuple[bytes, list[bytes]]] = []
         self.answers: list[list[bytes]] = []
         self.open: list[Any] = []
@@ -51,7 +51,7 @@ class Bed:
 
     def raw(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX)
-        made.connect(self.endpoint.removeprefix(IPC))
+        made.connect(self.endpoint.removeprefix(IPC_PREFIX))
         self.open.append(SimpleNamespace(close=lambda linger_ms: made.close()))
         return made
 
@@ -171,7 +171,7 @@ async def test_messages_over_the_limit_are_refused(bed: Bed) -> None:
 async def test_a_peer_that_does_not_read_gets_messages_up_to_the_limit(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.wire.unix.unix_stream.MAX_WAITING", 50)
+    monkeypatch.setattr("penstock.wire.unix.unix_stream.MAX_WAITING_BUFFERS", 50)
     silent = bed.raw()
     silent.sendall(b"".join(bytes(part) for part in encode([b"silent"])[0]))
     await until(lambda: b"silent" in bed.router._known)
@@ -216,7 +216,7 @@ async def test_last_messages_reach_a_slow_reader(tmp_path: Path) -> None:
         listening.bind(str(tmp_path / "s"))
         listening.listen()
         dealer = UnixDealer(lambda frames: None, b"w")
-        dealer.connect(f"{IPC}{tmp_path}/s")
+        dealer.connect(f"{IPC_PREFIX}{tmp_path}/s")
         connected, _ = listening.accept()
 
         def read() -> None:
@@ -240,10 +240,10 @@ async def test_last_messages_reach_a_slow_reader(tmp_path: Path) -> None:
 async def test_an_unusable_path_is_reported(tmp_path: Path) -> None:
     router = UnixRouter(lambda *_: None, -1)
     with pytest.raises(ConfigError, match="cannot listen"):
-        router.bind(f"{IPC}{tmp_path}/no/such/folder")
+        router.bind(f"{IPC_PREFIX}{tmp_path}/no/such/folder")
     router.close(0)
     with pytest.raises(ConfigError, match="too long"):
-        UnixRouter(lambda *_: None, -1).bind(f"{IPC}{tmp_path}/{'x' * 200}")
+        UnixRouter(lambda *_: None, -1).bind(f"{IPC_PREFIX}{tmp_path}/{'x' * 200}")
 
 
 def test_unreferenced_memory_is_reused() -> None:
@@ -261,8 +261,8 @@ def test_unreferenced_memory_is_reused() -> None:
     gc.collect()
     again = memory.take(500)
     assert np.frombuffer(again, np.uint8).ctypes.data == at
-    held = [memory.take(FREE_BYTES // 3) for _ in range(5)]
-    held += [memory.take(FREE_BYTES + 1)]
+    held = [memory.take(MAX_POOL_BYTES // 3) for _ in range(5)]
+    held += [memory.take(MAX_POOL_BYTES + 1)]
     del held, again, other
     gc.collect()
-    assert 0 < sum(each.nbytes for each in memory._free) <= FREE_BYTES
+    assert 0 < sum(each.nbytes for each in memory._free) <= MAX_POOL_BYTES

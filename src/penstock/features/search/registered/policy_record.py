@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock.core.blocks import StoredValue
-from penstock.core.error_text import plain_cause
+from penstock.core.error_text import explain_cause
 from penstock.core.errors import InvalidRequest
 from penstock.features.search.block_ranking import MEASURED, SEMANTIC
 
@@ -45,7 +45,7 @@ def check_policy(name: str, code: bytes) -> str:
         text = code.decode()
         tree = ast.parse(text)
     except (UnicodeDecodeError, SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise InvalidRequest(f"the policy's code is not Python: {plain_cause(error)[:200]}") from error
+        raise InvalidRequest(f"the policy's code is not Python: {explain_cause(error)[:200]}") from error
     if not any(isinstance(each, ast.FunctionDef) and each.name == FUNCTION for each in tree.body):
         raise InvalidRequest(f"the policy's code has no function {FUNCTION}(candidates, context)")
     return text

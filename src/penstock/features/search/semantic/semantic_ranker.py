@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.cluster.rendezvous import digest
+from penstock.core.cluster.rendezvous import compute_digest
 from penstock.core.config import SearchSettings
 from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.core.requests import InferRequest, InferResponse
@@ -225,7 +225,7 @@ def _rank_by_score(
 
     def key(index: int) -> tuple[bool, float, int]:
         document = documents[index]
-        tie = digest(f"{turn.session}/{document.cluster_id}/{document.block_id}")
+        tie = compute_digest(f"{turn.session}/{document.cluster_id}/{document.block_id}")
         return is_elsewhere(document, settings), -round(float(scores[index]), 6), tie
 
     best = sorted(picked, key=key)[:limit]
