@@ -1,4 +1,4 @@
-"""A worker's direct endpoint: the gateway's code over the worker's blocks, in the worker's process.
+"""A worker's direct endpoint: runs a gateway's code in the worker's process, with this worker as the only worker.
 
 The worker imports this module and opens the endpoint when the first client calls Discover for it.
 """

@@ -55,7 +55,7 @@ async def _run(run: RoleRun) -> None:
     share_metrics(run.paths.metrics, run.name)
     async with AsyncExitStack() as stack:
         certificates = open_certificates(config, stack)
-        # As in a cluster, a manager manages the keys. This one has neither models nor workers.
+        # As in a cluster, a manager manages the keys. This manager has neither models nor workers.
         me = ManagerRecord(manager_id=run.name, address=run.paths.manager)
         opened = await open_manager(config, stack, me, certificates, run.paths.manager, is_fresh=True, has_models=False)
         await open_health_listeners(

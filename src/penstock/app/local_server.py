@@ -186,7 +186,7 @@ def _on_child_end(paths: ServerPaths, metrics: SupervisorMetrics, name: str, why
 
 
 async def _wait_first(wanted: Awaitable[object], stop: asyncio.Event) -> bool:
-    """Wait for `wanted`; return False if the server is stopped before."""
+    """Wait for `wanted`; return False if the server is stopped first."""
     waiting, stopping = asyncio.ensure_future(wanted), asyncio.ensure_future(stop.wait())
     await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for each in (waiting, stopping):

@@ -67,7 +67,7 @@ async def _run_manager(run: RoleRun) -> None:
     run.paths.write_config(config, only={"data_dir"})  # commands on this machine find the server by this file
     share_metrics(run.paths.metrics, run.name)
     async with AsyncExitStack() as stack:
-        adopt_orphans(stack)  # left by commands that event triggers run
+        adopt_orphans(stack)  # processes that commands of event triggers left behind
         certificates = open_certificates(config, stack)
         address = reserve_manager(config, stack)
         me = ManagerRecord(manager_id=run.name, address=advertised_manager(config, address.port or 0))

@@ -25,7 +25,7 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C, and the end of the 
 
 @dataclass(frozen=True, slots=True)
 class RoleStart:
-    """The start arguments of a role: the run folder of its server (`run_dir`), or a configuration of its own."""
+    """The start arguments of a role: the run folder of its server (`run_dir`), or its own configuration (`config`)."""
 
     name: str
     tether: TetheredProcess

@@ -1,4 +1,4 @@
-"""A table of a cluster's blocks: the wanted blocks, and the state of each block on each worker. Pure: no I/O.
+"""A table of a cluster's blocks (deployed model versions), with the state of each block on each worker. Pure: no I/O.
 
 A deployment chooses versions of a model. The versions that served before become stand-ins: they serve until every
 worker that should hold the chosen versions has loaded them. If the chosen versions fail to load, the stand-ins keep
@@ -71,7 +71,7 @@ class BlockTable:
     def assigned_to(self, block: DeployedBlock) -> frozenset[str]:
         """Return the workers that are assigned the block now.
 
-        Workers that serve the block stay assigned until every worker that should hold it serves it.
+        Workers that serve the block stay assigned until the block is served by every worker that should hold it.
         """
         if not block.is_assigned:
             return frozenset()
@@ -81,7 +81,7 @@ class BlockTable:
         return targets | {worker for worker, found in block.workers.items() if found.may_serve}
 
     def take_changes(self) -> TableChanges:
-        """Return what changed since the last call."""
+        """Return the changes since the last call, and forget them."""
         changes, self._changes = self._changes, TableChanges()
         return changes
 
@@ -159,7 +159,7 @@ class BlockTable:
         return is_first or bool(changed)
 
     def worker_detached(self, worker: str) -> None:
-        """Remove a worker whose stream ended; the worker may still serve, and may attach again."""
+        """Remove a worker whose connection to the manager ended; the worker may still serve, and may attach again."""
         if worker not in self._workers:
             return
         new = [block for block in self._blocks.values() if block.is_new and worker in self.targets(block)]
@@ -182,11 +182,11 @@ class BlockTable:
         self._advance(self._models)
 
     def worker_forgotten(self, worker: str) -> None:
-        """Forget a worker that will not come back."""
+        """Forget a worker that was offline for too long, or that an operator removed."""
         self._interrupted.pop(worker, None)
 
     def end_adoption(self) -> None:
-        """End the adoption: every worker of the previous leader has attached or ended."""
+        """Stop accepting blocks that the previous leader assigned, because all its workers have attached or ended."""
         self._placed = {
             block.block_id: tuple(block.workers) for block in self.assigned_blocks() if not block.is_everywhere
         }
@@ -236,7 +236,7 @@ class BlockTable:
         return changed
 
     def _adopt_report(self, reported: Mapping[str, WorkerState | None]) -> None:
-        """Continue the changes of the previous leader: stand-ins stay stand-ins, new blocks stay new."""
+        """Continue the previous leader's unfinished deployments, which the blocks on this worker reveal."""
         models = set()
         for block_id, found in reported.items():
             block = self._blocks.get(block_id)
@@ -273,7 +273,7 @@ class BlockTable:
             self._forget_deleted(model)
 
     def _put_in_service(self, model: str) -> None:
-        """Put loaded new blocks into service; withdraw the stand-ins when all new blocks have loaded."""
+        """Put loaded new blocks into service; when all have loaded, withdraw the versions that they replace."""
         blocks = self.of_model(model)
         if not any(block.is_new or block.role is Role.STAND_IN for block in blocks):
             return

@@ -44,7 +44,7 @@ class ControlPlane:
         self.term = self.new_term(0)
 
     def new_term(self, epoch: int, is_fresh: bool = False) -> Term:
-        """Return a new term for `set_term`; `epoch` 0 means that this manager does not lead."""
+        """Create the state of a new period of leadership; `epoch` 0 means that this manager does not lead."""
         return Term(epoch, self.desired, self._rules, now(), is_fresh)
 
     def set_term(self, term: Term) -> None:
@@ -53,7 +53,7 @@ class ControlPlane:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the current term, or 0 if this manager does not lead at this moment."""
+        """The number of the current period of leadership, or 0 if this manager does not lead at this moment."""
         return self.term.epoch if self.term.epoch == self.election.epoch else 0
 
     def check_leads(self) -> None:
@@ -61,7 +61,7 @@ class ControlPlane:
             raise self.election.not_leading()
 
     async def confirm_epoch(self, history: str, epoch: int) -> None:
-        """Start a new history if a peer knows a later epoch than this manager, although this manager leads.
+        """Write a new history id, which invalidates all epochs, if a peer knows a later epoch than this leader.
 
         The peer's epoch is later if another manager has become leader, or if the store was restored from an older copy.
         In the second case this manager can still write to the store.
@@ -72,7 +72,7 @@ class ControlPlane:
                 await self.store.start_history()
 
     async def notify(self, is_changed: bool = False) -> None:
-        """Record the term's events, and wake waiters if the term changed or if `is_changed`."""
+        """Queue the term's events for the event log; wake waiting tasks if the term changed or `is_changed` is set."""
         for draft in self.term.event_drafts:
             self.events.emit(*draft)
         self.term.event_drafts.clear()

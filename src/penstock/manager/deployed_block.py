@@ -16,7 +16,7 @@ LOST_REASON = f"{MAX_LOSSES} worker processes died while loading the version; se
 
 
 class Role(Enum):
-    CHOSEN = "chosen"  # by the newest deployment of the model
+    CHOSEN = "chosen"  # to serve, by the newest deployment of the model
     STAND_IN = "stand-in"  # serves until the chosen blocks are ready
     WITHDRAWN = "withdrawn"
 

@@ -69,7 +69,7 @@ class UnreadableRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Folded:
-    """The changed parts of the desired state, after a snapshot or a list of changes was applied."""
+    """The parts of the desired state that a snapshot or a list of writes changed."""
 
     models: set[str] = field(default_factory=set)  # models whose blocks changed
     routings: set[str] = field(default_factory=set)  # models whose routing changed

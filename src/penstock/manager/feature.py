@@ -15,7 +15,7 @@ class TrafficReport(NamedTuple):
     gateway_id: str
     incarnation: str
     counts: Sequence[AnswerCounts] = ()  # since the gateway's last report
-    answers: Sequence[ModelAnswers] = ()  # since the incarnation started
+    answers: Sequence[ModelAnswers] = ()  # since the gateway's process started
     sessions: Mapping[str, int] | None = None
 
 

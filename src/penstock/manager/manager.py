@@ -169,4 +169,4 @@ class Manager:
             self._first_term.set_result(None)
         else:
             self._first_term.set_exception(error)
-            self._first_term.exception()  # mark as retrieved: `start` need not be waiting
+            self._first_term.exception()  # mark the error as retrieved, because `start` may not be waiting

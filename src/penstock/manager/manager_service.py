@@ -144,7 +144,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         check_change(model, (block.block_id for block in self._control.desired.of_model(model)))
 
     async def _check_leads(self, first: pb.WorkerReport | pb.WatchRequest) -> tuple[str, int]:
-        """Return the history and the epoch of this manager's term, after checking the epoch that the peer knows."""
+        """Return the current history id and epoch; raise NotLeader if this manager does not lead."""
         if not (epoch := self._control.epoch):
             raise self._control.election.not_leading()
         await self._control.confirm_epoch(first.history, first.epoch)
@@ -205,7 +205,7 @@ class _PeerState:
 
     @classmethod
     def of(cls, first: pb.WorkerReport | pb.WatchRequest, history: str, epoch: int) -> "_PeerState":
-        """Return a state that continues at the peer's revision if it is of this term, else with a snapshot."""
+        """Return a state that sends changes after the peer's revision or, if that is from another term, a snapshot."""
         return cls(first.revision if (first.history, first.epoch) == (history, epoch) else 0)
 
     is_leaving: bool = False

@@ -1,4 +1,4 @@
-"""A manager's term: the workers, and the blocks that each worker holds or should hold. Pure: no I/O.
+"""The state of a manager's term (period of leadership): workers, and the blocks of each worker. Pure: no I/O.
 
 A manager that does not lead has a term without workers, and answers read requests from this term.
 """
@@ -228,7 +228,7 @@ class Term:
         return self.blocks.is_adopting
 
     def present(self) -> PresentWorkers:
-        """Return the workers that the next leader may expect."""
+        """Return the connected workers, for which the next leader will wait."""
         lives = self.liveness.items().items()
         return PresentWorkers(worker_ids=tuple(sorted(name for name, life in lives if life.state in PRESENT)))
 

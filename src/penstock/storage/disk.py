@@ -42,7 +42,7 @@ def make_private(file: Path) -> None:
 
 
 def lock_file(file: Path, refusal: str, advice: str) -> int:
-    """Open a file and lock it until the file is closed; raise ConfigError with the id of a process that locks it."""
+    """Open a file and lock it until the file is closed; if another process locks it, raise ConfigError with its id."""
     make_private(file)
     lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -150,7 +150,7 @@ def check_store(config: Config) -> None:
 
 
 def check_bind(config: Config) -> None:
-    """Raise ConfigError if the host is open to other machines without keys and without `insecure`."""
+    """Raise ConfigError if other machines can reach this host without API keys, unless `insecure` is set."""
     config.check_reach(_bind_address(config).host)
 
 

@@ -1,4 +1,4 @@
-"""The data folder and the run folder (sockets, configuration) of a server, locked while it runs."""
+"""The data folder and the run folder (sockets, configuration) of a server, locked while the server runs."""
 
 import fcntl
 import json
@@ -31,7 +31,7 @@ def run_folder() -> Iterator[Path]:
     try:
         parent = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
-        raise ConfigError(f"{error.strerror}: free some space, or set TMPDIR to another folder") from error
+        raise ConfigError(f"{error.strerror}; free some space, or set TMPDIR to another folder") from error
     if len(os.fsencode(parent)) > LONGEST_PARENT:
         raise ConfigError(f"{parent}: the path is too long for sockets; set TMPDIR to a shorter path")
     _remove_abandoned(parent)

@@ -31,7 +31,7 @@ def supervised_loops() -> "list[SupervisedLoop]":
 
 
 def failing_loop() -> str:
-    """Return which supervised loop keeps failing, as the reason why the process is not ready; else an empty text."""
+    """Return which supervised loop keeps failing, as the reason why the process is not ready, or an empty text."""
     names = sorted(loop.name for loop in _loops if loop.is_failing)
     return f"background loop '{names[0]}' keeps failing; the log says why" if names else ""
 
@@ -125,9 +125,9 @@ class SupervisedLoop:
         self._clock = clock
         self._sleep = sleep
         self._failures = 0  # failed passes in a row
-        self._first_failure_at = self._last_failure_at = 0.0  # of these failures
-        self._kind: type[Exception] | None = None  # of the last failure
-        self._pass_began_at: float | None = None  # None: between two passes
+        self._first_failure_at = self._last_failure_at = 0.0  # of the failed passes in a row
+        self._kind: type[Exception] | None = None  # type of the last failure
+        self._pass_began_at: float | None = None  # None: no pass runs
 
     @property
     def is_failing(self) -> bool:

@@ -1,4 +1,4 @@
-"""The only uses of private parts of prometheus_client. A test fails if a new version of it changes them."""
+"""The only uses of private parts of prometheus_client. A test fails if a new version changes these parts."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -107,7 +107,7 @@ class SharedFiles:
 
 
 class SharedValue:
-    """The storage of one value, in the form that prometheus_client expects; `share` creates a process's subclass."""
+    """Stores one value as prometheus_client expects it. `share` creates a subclass for one process."""
 
     _files: ClassVar[SharedFiles]
 

@@ -371,7 +371,7 @@ def test_a_serving_worker_keeps_its_block_until_the_new_holder_has_it() -> None:
     assert cluster.registry.assigned_to(block) == {"w2"}
 
 
-def test_a_worker_without_assignments_unloads_what_others_have() -> None:
+def test_a_worker_without_assignments_unloads_blocks_that_other_workers_hold() -> None:
     cluster = Cluster("w1")
     cluster.deploy(1)
     cluster.serve(1)

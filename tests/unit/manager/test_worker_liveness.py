@@ -97,7 +97,7 @@ def test_default_rules_have_the_documented_times() -> None:
     assert bed.lives.silent_s("silent") == silent_s + 1
 
 
-def test_an_offline_worker_that_is_heard_again_is_alive_on_its_old_stream() -> None:
+def test_an_offline_worker_that_reports_again_is_alive_on_its_old_stream() -> None:
     bed = Bed()
     bed.do(WorkerArrived("w", FIRST, 1))
     assert states(bed.wait(10)) == [(SUSPECT, False), (OFFLINE, False)]
@@ -151,7 +151,7 @@ def test_an_old_stream_cannot_end_a_new_one() -> None:
     assert states(bed.wait(2.5, ("w", 1))) == [(SUSPECT, False)]  # reports of the old stream do not count
 
 
-def test_a_later_process_replaces_an_earlier_one_for_good() -> None:
+def test_a_later_process_replaces_an_earlier_one_permanently() -> None:
     bed = Bed()
     bed.do(WorkerArrived("w", FIRST, 1))
     bed.do(WorkerStreamEnded("w", 1))
@@ -197,7 +197,7 @@ def test_time_in_which_the_manager_did_not_run_does_not_count_as_silence() -> No
     assert not bed.lives.is_settled
 
 
-def test_lives_are_settled_when_every_worker_had_time_to_connect() -> None:
+def test_liveness_is_settled_after_every_worker_had_time_to_connect() -> None:
     bed = Bed()
     bed.wait(4.5)
     assert not bed.lives.is_settled

@@ -10,7 +10,7 @@ import pytest
 from penstock.storage.disk import is_unwritable, make_private
 
 
-def test_a_file_and_its_folder_are_their_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_open_a_file_and_its_folder(tmp_path: Path) -> None:
     file = tmp_path / "new" / "file"
     make_private(file)
     assert file.stat().st_mode & 0o777 == 0o600
@@ -38,7 +38,7 @@ def test_full_and_read_only_disks_are_recognized(code: int) -> None:
     assert is_unwritable(OSError(code, os.strerror(code)))
 
 
-def test_other_errors_are_not_the_disks() -> None:
+def test_other_errors_do_not_count_as_errors_of_the_disk() -> None:
     assert not is_unwritable(IsADirectoryError(errno.EISDIR, "Is a directory"))
     assert not is_unwritable(ValueError("no"))
     with sqlite3.connect(":memory:") as connection, pytest.raises(sqlite3.Error) as raised:

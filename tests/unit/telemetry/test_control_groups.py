@@ -44,7 +44,7 @@ def test_usable_cores_follow_the_groups_quotas(
     assert usable_cores(tmp_path, tmp_path / "own") == cores
 
 
-def test_without_groups_nothing_is_limited(tmp_path: Path) -> None:
+def test_without_control_groups_no_limit_applies(tmp_path: Path) -> None:
     assert control_groups(tmp_path, tmp_path / "own") == []
     (tmp_path / "own").write_text("0::/gone\n")
     assert control_groups(tmp_path, tmp_path / "own") == []

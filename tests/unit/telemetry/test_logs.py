@@ -28,7 +28,7 @@ def started(log_format: Any) -> Any:
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_values_are_cut(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_values_are_shortened(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
     log, long = started(log_format), "n" * 20_000_000
     log.info(
         "asked", model=long, error=long, many=[long] * 3, named={long: long}, other=Exception(long), data=long.encode()

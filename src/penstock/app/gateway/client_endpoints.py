@@ -59,8 +59,8 @@ class ClientEndpoints:
     ) -> None:
         """Create the endpoints from the parts of a gateway; they are not open yet.
 
-        `sockets` is a folder for unix sockets that only this user can open; `edge`: the sockets of a gateway behind the
-        edge. `requests`: the asynchronous requests; None in a worker's process.
+        `sockets` is a folder for unix sockets that only this user can open; `edge`: the sockets of a gateway behind
+        Envoy. `requests`: the asynchronous requests; None in a worker's process.
         """
         self._requests = requests
         self._config = config

@@ -1,4 +1,4 @@
-"""The edges of this server or role: in front of gateways, of a worker's direct endpoint, and of a manager."""
+"""The edges (Envoy proxies) in front of gateways, of a worker's direct endpoint, and of a manager."""
 
 import stat
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def needs_edge(config: Config, are_keys_required: bool) -> bool:
 
 
 def gateway_sockets(config: Config, name: str) -> GatewaySockets | None:
-    """Return the sockets of a gateway behind an edge, or None; raise ConfigError if strangers could connect to them."""
+    """Return the sockets of a gateway behind an edge, or None without an edge; raise ConfigError for an open folder."""
     folder = config.edge_sockets
     if folder is None:
         return None
@@ -70,7 +70,7 @@ def direct_sockets(config: Config, folder: Path, name: str) -> GatewaySockets | 
 
 def manager_sockets(config: Config, folder: Path) -> GatewaySockets | None:
     """Return the sockets of a manager behind its own edge, or None if the manager has no edge."""
-    own = config.model_copy(update={"edge_sockets": None})  # the gateways' proxy is not the manager's
+    own = config.model_copy(update={"edge_sockets": None})  # a proxy that uses these sockets serves gateways only
     choice = choose_edge(own, manager_address(config).host)
     if choice.is_missing:
         log.warning("edge_missing", reason=choice.reason, advice=ADVICE)
@@ -87,7 +87,7 @@ async def open_manager_edge(
     stack: AsyncExitStack,
 ) -> None:
     """Start Envoy in front of a manager's gRPC and REST ports; close it with the stack."""
-    from penstock.features.edge.edge import Edge  # deferred, as below
+    from penstock.features.edge.edge import Edge  # imported here, because most managers have no edge
     from penstock.features.edge.envoy_http import IDLE_GRPC_S
     from penstock.features.edge.envoy_shape import EdgePort
 
@@ -110,7 +110,7 @@ async def open_direct_edge(
     stack: AsyncExitStack,
 ) -> "Edge":
     """Start Envoy in front of a worker's direct endpoint; close it with the stack."""
-    from penstock.features.edge.edge import Edge  # deferred: most workers have no edge
+    from penstock.features.edge.edge import Edge  # imported here, because most workers have no edge
     from penstock.features.edge.envoy_http import IDLE_GRPC_S
     from penstock.features.edge.envoy_shape import EdgePort
 
@@ -130,7 +130,8 @@ async def open_clients_edge(
     stack: AsyncExitStack,
 ) -> "Edge":
     """Start Envoy in front of the gateways with these names, whose sockets are open; close it with the stack."""
-    from penstock.features.edge.edge import Edge, clients_ports  # deferred: a server on open loopback has no edge
+    # Imported here, because a server on open loopback has no edge.
+    from penstock.features.edge.edge import Edge, clients_ports
 
     edge = Edge(config, folder, certificates)
     stack.push_async_callback(edge.close)

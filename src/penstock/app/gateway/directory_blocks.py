@@ -63,7 +63,7 @@ class DirectoryBlocks:
     def __init__(self, config: Config, gateway_id: str, known: KnownBlocks, slots: SlotStates) -> None:
         self._config = config
         self._gateway_id = gateway_id
-        # Separate from the source that the search reads, which may stop in the midst of its documents.
+        # Not shared with the search, which may stop reading before the last document.
         self._local = LocalBlocks(config.cluster.id, config.cluster.metadata, known, slots)
         self._gateways: Sequence[GatewayMember] = ()
         self._remote: RemoteBlocks | None = None

@@ -16,7 +16,7 @@ from penstock.telemetry.metrics import SearchMetrics
 
 
 class GatewaySearch:
-    """The search of a gateway; `blocks` runs it. A gateway in a worker's process does not use the directory."""
+    """A gateway's search for blocks, performed by `blocks`. A gateway in a worker's process uses no directory."""
 
     def __init__(
         self,

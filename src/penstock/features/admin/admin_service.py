@@ -50,7 +50,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     ) -> None:
         """Create the service.
 
-        `managers` opens channels to other managers; `watched` provides further statuses, of features.
+        `managers` opens channels to other managers; `watched` returns the statuses that features provide, by kind.
         """
         self._control = control
         self._deployer = deployer

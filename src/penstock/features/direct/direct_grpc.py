@@ -18,7 +18,7 @@ Discover = Callable[[pb.DiscoverRequest], Awaitable[pb.DiscoverResponse]]
 
 
 class SplitRoute(Protocol):
-    """The split of a model's name between blocks."""
+    """The split of the requests for a model's name between several blocks."""
 
     @property
     def route(self) -> NameRoute: ...

@@ -27,8 +27,8 @@ class Candidate:
 def choose(candidates: Iterable[Candidate], session: str = "", avoid: Collection[str] = ()) -> str:
     """Return the id of the chosen worker, or an empty string if there is none.
 
-    A session goes to the worker that the router's hash selects. Any other client gets a worker that has the block in
-    memory, then the nearest one, then the least loaded one.
+    A session goes to the worker that the router's hash selects. Other clients get a worker with the block in memory, if
+    there is one; of several such workers the nearest, and of equally near workers the least loaded.
     """
     found = [each for each in candidates if each.worker_id not in avoid]
     if session:

@@ -40,7 +40,7 @@ class OpenedModel:
     """A version on disk, which is not removed until this object is closed."""
 
     def __init__(self, folder: Path, lock: int | None = None) -> None:
-        """Hold the folder. `lock` is None if the folder is not part of the cache."""
+        """Wrap the folder. `lock` is the open lock file, or None if the folder is not part of the cache."""
         self.folder = folder  # of the model, as in a repository
         self._lock = lock
 
@@ -76,7 +76,7 @@ class ModelCache:
         return OpenedModel(self._folder / digest / manifest.model, lock)
 
     async def _lock_in_use(self, digest: str) -> int:
-        """Lock the version against removal. The lock is exclusive only during removal."""
+        """Take a shared lock on the version; processes that remove the version need an exclusive lock."""
         file = self._folder / f"{digest}.lock"
         await asyncio.to_thread(lambda: self._folder.mkdir(mode=0o700, parents=True, exist_ok=True))
         while True:

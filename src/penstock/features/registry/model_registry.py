@@ -159,7 +159,7 @@ class ModelRegistry:
         return read_manifest(b"".join(pieces))
 
     async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
-        """Yield a file's bytes from `offset` on. A key that is limited to some models reads only the files of these."""
+        """Yield a file's bytes from `offset` on. A caller's key may limit which models' files can be read."""
         check_digest(sha256)
         try:
             own = await self._find_readable_digests()
@@ -202,7 +202,7 @@ class ModelRegistry:
             log.warning("unused_files_not_deleted", error=str(error))
 
     async def collect(self, of: Manifest | None = None) -> int:
-        """Delete the unused files of one manifest, or all unused files too old for an upload; return their number."""
+        """Delete a manifest's unused files, or all that are too old for an unfinished upload; return their number."""
         async with self._collecting:
             revision, before = await self._records.guard()
             named = await self._find_digests(await self._records.digests())

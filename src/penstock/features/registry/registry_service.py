@@ -84,7 +84,7 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
             await self._send_chunk(context, pb.DownloadChunk(failure=encode_failure(error)))
 
     async def _send_chunk(self, context: Context, chunk: pb.DownloadChunk) -> None:
-        """Write a chunk. If the client does not read, close its connection, because an error would wait, too."""
+        """Write a chunk. If the client does not read, close its connection: sending an error would block, too."""
         task = asyncio.current_task()
         assert task is not None
 

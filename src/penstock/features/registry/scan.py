@@ -52,7 +52,7 @@ def scan(folder: Path, version: str, on_file: Callable[[str], None] = lambda _: 
         files[sha256] = file
     entries.sort(key=lambda entry: str(entry["path"]))
     manifest = make_manifest(model.name, version, entries)
-    complete_facts(manifest, model.settings_of(version), ModelFacts())  # raises what the registry would reject
+    complete_facts(manifest, model.settings_of(version), ModelFacts())  # raises what the registry would raise
     return ScannedModel(manifest, files)
 
 

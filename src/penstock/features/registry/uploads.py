@@ -4,7 +4,7 @@ The folder of an upload has the digest of its manifest as name, and holds `manif
 `<sha256>.part` per incomplete file, and an empty `<sha256>.sent` per file that was sent completely.
 
 A file that the registry already has need not be sent. Callers who may use only some models can leave out only files of
-their own versions (`own`) and files that this upload has received. They must send every other file, so that knowing a
+their own versions and files that this upload has received. They must send every other file, so that knowing a
 SHA-256 neither shows whether a file exists nor gives access to its bytes.
 """
 

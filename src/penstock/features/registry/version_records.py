@@ -143,7 +143,7 @@ class ModelRecords:
     # --- collecting
 
     async def guard(self) -> tuple[int, frozenset[str]]:
-        """Return the guard's revision and the files that are being deleted. Call this before reading versions."""
+        """Return the GUARD record's revision and the files being deleted. Call this before reading versions."""
         found = await self._store.get(GUARD)
         return (found.revision if found is not None else 0), _doomed_files(found)
 

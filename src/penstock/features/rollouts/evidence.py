@@ -23,9 +23,9 @@ SLICE_S = 0.25
 MIN_OUTCOMES = 5  # answers of the new block before errors are judged
 MIN_LATENCIES = 20  # answers of the new block before latencies are judged: the first answers of a process are slow
 MIN_OLD = 30  # outcomes of the old block in a span; with fewer, use all its outcomes since the rollout started
-MIN_COMPARED = (
-    0.25  # share of the new block's outcomes that have simultaneous outcomes of the old block; below it, do the same
-)
+# Share of the new block's outcomes with simultaneous outcomes of the old block. With a smaller share, too, all outcomes
+# of the old block are used.
+MIN_COMPARED = 0.25
 # Earlier latencies of the old block come from a different load. So they must be exceeded by this factor and for this
 # time, which is longer than a pause that slows down everything. Until then the new block is only in doubt, so that the
 # old block gets requests to compare with.
@@ -161,7 +161,7 @@ class Evidence:
         self._outcomes.pop(gateway, None)
 
     def fault(self, tolerance: Tolerance, now: float, sure: float = SURE) -> str:
-        """Return what is worse about the new block, or an empty string if nothing is, with certainty `sure`."""
+        """Return in what the new block is certainly worse, or an empty string; `sure` is the threshold of certainty."""
         if found := self.error_fault(tolerance, now, sure):
             return found
         if not tolerance.slowdown:

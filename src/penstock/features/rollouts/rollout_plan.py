@@ -45,7 +45,7 @@ class RolloutPlan(Section):
 
 
 class RolloutPhase(StrEnum):
-    WAITING = "waiting"  # for the new block to be ready
+    WAITING = "waiting"  # until the new block is ready
     SHADOWING = "shadowing"  # the new block gets copies of requests
     RUNNING = "running"
     HOLDING = "holding"  # at the last step, which is below 100%
@@ -92,9 +92,9 @@ class RolloutRecord(StoredValue):
 
     @property
     def is_past(self) -> bool:
-        """Return whether the rollout is done and no longer has an effect.
+        """Return whether the rollout is done and its record has no effect any more.
 
-        A rollout to an older version keeps its effect, because the older version must keep the name.
+        The record of a rollout to an older version stays in effect; otherwise the newest version would serve the name.
         """
         is_back = self.old.model == self.new.model and int(self.new.version) < int(self.old.version)
         return self.phase is RolloutPhase.DONE and self.is_old_gone and not is_back

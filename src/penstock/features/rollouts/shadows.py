@@ -31,7 +31,7 @@ class ShadowRoutes(Protocol):
 
     @property
     def held(self) -> Container[str]:
-        """The ids of the blocks that a worker holds."""
+        """The ids of the blocks that at least one worker holds."""
 
     def find_split(self, name: str) -> Split | None: ...
 

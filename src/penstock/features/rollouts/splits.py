@@ -63,7 +63,7 @@ class Split:
         return self._blocks[block_id]
 
     def wants_shadow(self) -> bool:
-        """Draw whether to send a copy of the current request to the shadow block."""
+        """Decide randomly whether to send a copy of the current request to the shadow block."""
         return bool(self.route.shadow) and self._draw() < self.route.shadow_share
 
     def _choose_block(self, key: str) -> str:

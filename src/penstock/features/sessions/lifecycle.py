@@ -23,8 +23,8 @@ class SessionLifecycle:
     def __init__(self, answers: RememberedAnswers, max_waiting_bytes: float, life: int) -> None:
         """Create a lifecycle.
 
-        `max_waiting_bytes` limits the waiting requests of one session. Each start of a session gets a number, its
-        life. The first start here gets `life`, later starts count up; gateways must begin at different numbers.
+        `max_waiting_bytes` limits the waiting requests of one session. Starts of sessions are numbered: the first gets
+        the number `life`, and later ones count up. Gateways must begin at different numbers.
         """
         self._answers = answers
         self._max_waiting_bytes = max_waiting_bytes
@@ -119,7 +119,7 @@ class SessionLifecycle:
         return WaitingLimit(window + MAX_WAITING_REPEATS, self._max_waiting_bytes)
 
     def _set_first(self, session: Session, ticket: Ticket, seq_no: int) -> list[Action]:
-        """Set the session's first number when its start comes after later steps; fail steps outside the window."""
+        """Set the first step's number if the start arrives after later steps; fail steps outside the window."""
         session.first = session.next = seq_no
         session.has_first, session.digest = True, ticket.digest
         outside = [n for n in session.waiting if not seq_no <= n <= seq_no + session.settings.window]

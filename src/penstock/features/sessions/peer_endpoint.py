@@ -1,4 +1,4 @@
-"""The endpoint for other gateways, at the workers' socket: serves forwarded requests, and moves sessions."""
+"""A gateway's endpoint for other gateways, on its socket for workers: serves forwarded requests, and moves sessions."""
 
 import asyncio
 import time
@@ -140,7 +140,7 @@ class PeerEndpoint:
             self._send_parts(identity, job_messages.encode_failure(job_id, 0, error))
             return
         request = job_messages.decode_forward(forward, message)
-        request.client = f"gateway:{peer.gateway_id}"  # the other gateway has checked the caller's own share
+        request.client = f"gateway:{peer.gateway_id}"  # not the caller, whose limits the other gateway has checked
         if forward.job.response_credits:
             peer.credits[job_id] = asyncio.Semaphore(forward.job.response_credits)
             run = partial(self._send_stream, identity, job_id, request, forward.membership, peer.credits[job_id])

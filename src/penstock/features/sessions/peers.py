@@ -92,7 +92,7 @@ class PeerLink:
         self.gateway_id = gateway_id
         self.endpoint = endpoint
         self._own_id = own_id
-        self._credits = 1  # replaced by the number in the welcome message
+        self._credits = 1  # allowed pending requests, until the welcome message sets the number
         self._last_message_at = self._last_hello = now()
         self._next_id = time.time_ns()
         self._jobs: dict[int, _Forwarded] = {}

@@ -52,11 +52,14 @@ class Deployer:
         self._deploying = asyncio.Lock()  # so that the folder that was read last is also deployed last
 
     async def check_repository(self) -> None:
-        """Raise if the repository cannot be read; unless the repository is watched, also if no model can be read."""
+        """Raise ConfigError if the repository cannot be read or, unless watched, contains no readable model."""
         await self._repository.check(may_be_broken=self.is_watching)
 
     async def deploy_repository(self, is_governed: Callable[[str], bool], may_remove: bool) -> None:
-        """Deploy new and changed model folders; `is_governed` returns whether a feature chooses a model's versions."""
+        """Deploy new and changed model folders.
+
+        `is_governed` returns whether a feature, such as a rollout, chooses a model's versions.
+        """
         async with self._deploying:
             if self.is_watching:
                 self._changes = FolderChanges(await self._repository.scan())

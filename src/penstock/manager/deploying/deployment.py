@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     versions: Sequence[str]
     spares: Sequence[str] = ()  # older versions to load if `versions` fail to load
     spec: dict[str, Any] | None = None  # fields of BlockRecord to set; None: inherit all
-    kept: Collection[str] = ()  # versions that are not loaded again
+    kept: Collection[str] = ()  # versions that stay loaded as they are
     is_beside: bool = False  # leave the model's other versions as they are
     compares: tuple[Compare, ...] = ()  # conditions of the write
 
@@ -98,7 +98,7 @@ class Deployment:
         )
 
     def _find_template(self, model: str, known: DesiredBlock | None) -> BlockRecord | None:
-        """Return the record from which a version inherits: its own record if chosen, else the newest chosen record."""
+        """Return the record whose SPEC fields a version inherits: its own if chosen, else the newest chosen one's."""
         chosen = [block for block in self._state.of_model(model) if block.record.role is BlockRole.CHOSEN]
         if known is not None and (known in chosen or not chosen):
             return known.record

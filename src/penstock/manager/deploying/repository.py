@@ -37,7 +37,7 @@ class Repository:
         return await asyncio.to_thread(read_model_folder, self._folder / model)
 
     async def choose(self, model: str, version: str) -> Choice | None:
-        """Return the choice of the given version; if empty, of the versions that the model's folder names."""
+        """Return the given version as a Choice; if it is empty, the versions that the model's settings select."""
         folder = await self.find(model)
         if folder is None:
             return None
@@ -48,7 +48,7 @@ class Repository:
         return Choice(model, path, [version])
 
     async def check(self, may_be_broken: bool) -> None:
-        """Raise if the repository cannot be read; unless `may_be_broken`, also if none of its models can be read."""
+        """Raise ConfigError if the repository cannot be read or, unless `may_be_broken`, has no readable model."""
         paths, errors = await self._list_folders(), []
         for path in paths:
             try:

@@ -119,7 +119,7 @@ class LocalFleet:
         await self.stop(self.names(), KILLED_S)
         await self._tasks.close()
         if self._opened.done():
-            self._opened.exception()  # mark as retrieved: no one may have waited for it
+            self._opened.exception()  # mark the error as retrieved, because no task may wait for it
 
     async def _wait_until_ended(self, names: Collection[str], timeout_s: float) -> set[str]:
         loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ OnMessage = Callable[[dict[str, Any]], None]
 
 
 class Tether:
-    """The supervisor's end of the socket pair. `theirs` is the child's end."""
+    """The supervisor's end of the socket pair. The attribute `theirs` is the child's end."""
 
     def __init__(self, on_message: OnMessage) -> None:
         self._on_message = on_message

@@ -166,7 +166,7 @@ class Leadership:
 
     @property
     def wake_at(self) -> float:
-        """Return the time of the next `TimePassed` that changes something."""
+        """Return the time at which to send the next `TimePassed`; an earlier one would have no effect."""
         if self._is_resigned:
             return float("inf")
         times = [self._until] if self._term else []

@@ -87,7 +87,7 @@ def place_blocks(
 
 
 class _PlacementBuilder:
-    """Computes a placement; visits blocks and sites in the order of their ids."""
+    """Computes a placement of blocks on sites (workers and their free capacity), both in the order of their ids."""
 
     def __init__(self, blocks: Iterable[BlockDemand], workers: Iterable[WorkerCapacity]) -> None:
         self._blocks = {block.block_id: block for block in sorted(blocks, key=lambda block: block.block_id)}
@@ -117,7 +117,7 @@ class _PlacementBuilder:
     # --- keeping held blocks
 
     def keep(self, held: Mapping[str, Collection[str]]) -> float:
-        """Keep held blocks on their sites where allowed; return how many blocks may move to balance the load."""
+        """Keep blocks on the sites that hold them, if allowed; return how many blocks may move to balance the load."""
         surplus: list[BlockDemand] = []
         needed: list[BlockDemand] = []
         for block_id, block in self._blocks.items():
@@ -186,7 +186,7 @@ class _PlacementBuilder:
             site.add_load(weight)
 
     def _find_best_site(self, block: BlockDemand, without: Site | None = None) -> Site | None:
-        """Return the allowed site furthest from the block's other replicas; of equally far sites, the emptiest."""
+        """Return the allowed site that shares least with sites of the block's replicas; if equal, the emptiest."""
         holders = self._holders[block.block_id]
         others = [site for site in holders.values() if site is not without]
         best, best_score = None, (True, (inf, inf, inf))
@@ -230,7 +230,7 @@ class _PlacementBuilder:
         return f"{why}it was the emptiest worker{where} that may hold it"
 
     def _make_room(self, block: BlockDemand) -> Site | None:
-        """Move one block to another site so that this block fits; return the site that was freed."""
+        """Move another block away from a site so that this block fits there; return the site."""
         for site in sorted(self._open, key=lambda site: (self._nearness(block, site), site.level)):
             if site.worker_id in self._holders[block.block_id]:
                 continue
@@ -275,7 +275,7 @@ class _PlacementBuilder:
         return None
 
     def _find_movable(self, donor: Site, receiver: Site, most: float) -> BlockDemand | None:
-        """Return the block whose move puts its replicas furthest apart; the heaviest of several such blocks."""
+        """Return the block whose move separates its replicas most; of several such blocks, the heaviest."""
         best: tuple[Nearness, float, int] | None = None
         found = None
         for block_id in donor.blocks:
@@ -297,7 +297,7 @@ class _PlacementBuilder:
         return before[0] - after[0], before[1] - after[1], before[2] - after[2]
 
     def spread(self, budget: float) -> None:
-        """Move replicas that share a machine or a zone apart if another site has capacity."""
+        """Move replicas that share a machine or a zone to other sites with capacity."""
         most = FULL * _compute_mean_level(self._sites.values())
         for block in self._blocks.values():
             holders = self._holders[block.block_id]

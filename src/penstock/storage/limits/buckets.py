@@ -1,8 +1,8 @@
 """Token buckets per caller: the generic cell rate algorithm over several rates at once. Pure: no I/O.
 
-A bucket is stored as the time at which it will be full again; the bucket of a total is stored as the end of its period
-plus its use in seconds. A caller is removed when all its buckets are full. If there are too many callers, the least
-recently used callers move to a table that needs a few bytes for each of them.
+A bucket is stored as the time at which it will be full again; the bucket of a total (a quota per period, such as a day)
+is stored as the end of its period plus its use in seconds. A caller is removed when all its buckets are full. If there
+are too many callers, the least recently used callers move to a table that needs a few bytes for each of them.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ class Buckets:
     """The buckets of all callers in this process."""
 
     def __init__(self, max_keys: int = MAX_KEYS, ahead_s: float = 0.0) -> None:
-        """Create empty buckets. `ahead_s`: seconds since 1970, by which totals' periods are counted, minus `now`."""
+        """Create empty buckets. `ahead_s`: Unix time, which decides when periods of totals end, minus `now`."""
         self.ahead_s = ahead_s
         self._max_keys = max_keys
         self._evicted = EvictedBuckets()
@@ -90,7 +90,7 @@ class Buckets:
             used.until[spend.rate.name] = self._unused_value(spend.rate, now) + used_s
 
     def floors(self, charge: Charge, now: float) -> tuple[bool, tuple[float, ...]]:
-        """Return whether the shared store lacks charges, and each bucket's minimum use according to this process."""
+        """Return whether the shared store lacks charges of this process, and the minimum use of each bucket."""
         used = self._used.get(charge.key)
         return used is not None and used.is_ahead, self._used_s(charge, now)
 

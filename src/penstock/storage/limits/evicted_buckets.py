@@ -24,7 +24,7 @@ class EvictedBuckets:
         return bool(self._hashes)
 
     def put(self, key: str, until: Mapping[str, float], now: float) -> None:
-        """Store the buckets of a caller, by the names of their rates. Full buckets (value up to `now`) are left out."""
+        """Store when a caller's buckets will be full again, by the names of their rates; leave out full buckets."""
         if not self._hashes:
             self._hashes.frombytes(bytes(8 * self._rows))
             self._until.frombytes(bytes(8 * self._rows))

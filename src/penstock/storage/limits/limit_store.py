@@ -9,7 +9,8 @@ CONCURRENCY = "concurrency"
 class Rate(NamedTuple):
     """One limited quantity of a caller, for example requests; its bucket holds `burst_s` seconds of the rate.
 
-    The bucket of a total does not refill evenly: it is full again at each multiple of `burst_s` since 1970 (UTC).
+    A total is a quota per period. Its bucket does not refill evenly, but is full again when a period starts: at each
+    multiple of `burst_s` since 1970 (UTC).
     `burst_s` is then a whole number.
     """
 

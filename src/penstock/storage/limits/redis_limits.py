@@ -154,15 +154,14 @@ class RedisLimitStore(MemoryLimitStore):
             super().put(charge)
             return
         if not self._waiting:
-            asyncio.get_running_loop().call_later(
-                PUT_DELAY_S, self._has_waiting.set
-            )  # an earlier call may send it first
+            # An earlier call may send the charge before.
+            asyncio.get_running_loop().call_later(PUT_DELAY_S, self._has_waiting.set)
         self._waiting.append(_Waiting(charge, None))
 
     async def _call_next(self, take: Callable[..., Awaitable[list[bytes]]]) -> None:
         """Wait for charges and send them in one call."""
         if self.is_away:
-            await asyncio.sleep(RETRY_S)  # then an empty call checks whether Redis is back
+            await asyncio.sleep(RETRY_S)  # after that, an empty call checks whether Redis is available
         else:
             await self._has_waiting.wait()
         batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
@@ -230,7 +229,7 @@ class RedisLimitStore(MemoryLimitStore):
                 "limits_not_shared",
                 place=self._link.place,
                 error=str(error) or type(error).__name__,
-                meaning="each gateway holds callers to its own share of their limits until Redis is back",
+                meaning="each gateway enforces its own share of every limit until Redis is available again",
             )
         self._answer_locally(batch)
 

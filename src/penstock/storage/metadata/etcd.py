@@ -282,7 +282,9 @@ def _find_applied_revision(writes: Sequence[Write], found: Mapping[str, pb.Respo
         for write, at in zip(writes, kept.values(), strict=True)
     )
     if not is_so or len(revisions) > 1:
-        raise StoreUnavailable("an etcd server failed during a write that may have happened; check and try again")
+        raise StoreUnavailable(
+            "an etcd server failed during a write, which may have been applied; read the record before trying again"
+        )
     return revisions.pop() if revisions else 0
 
 

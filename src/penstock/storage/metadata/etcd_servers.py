@@ -103,7 +103,7 @@ class EtcdServers:
             if tried % len(self._addresses) == 0:
                 await asyncio.sleep(max(0.0, min(pause_s, ends_at - now())))
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        raise StoreUnavailable(f"etcd did not answer in time; last at {why}")
+        raise StoreUnavailable(f"etcd did not answer in time; last error: {why}")
 
     async def close(self) -> None:
         self.is_closed = True

@@ -1,4 +1,4 @@
-"""The SQLite file of a metadata store. One process locks the file; if the disk cannot be written, it is only read."""
+"""The SQLite file of a metadata store, locked by one process, and only read if the disk cannot be written."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Finds the leading manager in the metadata store, for roles that join the store instead of managers."""
+"""Finds the leading manager in the metadata store, for roles that know the address of the store, but of no manager."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -33,7 +33,7 @@ class ObjectStore(Protocol):
     async def stat(self, key: str) -> StoredObject | None: ...
 
     def list(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Yield the objects whose keys begin with these parts, in no particular order."""
+        """Yield the objects whose keys begin with the parts in `prefix`, in no particular order."""
         ...
 
     async def delete(self, key: str) -> None:

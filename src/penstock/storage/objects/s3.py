@@ -20,7 +20,7 @@ from penstock.wire.credentials.tls_files import read_pem
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 9000  # of the 10,000 that a multipart upload may have
 AT_ONCE = 4
-# Of one request, which may transfer many gigabytes, and of one read from its connection.
+# Timeouts of one request, which may transfer many gigabytes, and of one read from its connection.
 TIMEOUT, READ_TIMEOUT = timedelta(hours=6), timedelta(seconds=30)
 RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 

@@ -83,7 +83,7 @@ def test_the_boundary_between_texts_changes_the_key() -> None:
     assert all_differ([texts("ab", "c"), texts("a", "bc"), texts("abc"), texts("abc", ""), texts("", "abc")])
 
 
-def test_names_are_not_confused_with_structure() -> None:
+def test_names_that_look_like_structure_give_different_keys() -> None:
     quoted = "x', 'UINT8', (4,), 4), ('y"
     assert all_differ(
         [

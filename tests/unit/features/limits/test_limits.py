@@ -39,7 +39,7 @@ def test_a_key_is_one_caller_and_anonymous_callers_are_told_apart_by_address() -
     assert caller_of(Principal("cert"), "10.0.0.1") == caller_of(Principal("cert"), "10.0.0.2") == "name:cert"
 
 
-def test_standings_report_quota_remaining_and_reset_of_each_limit() -> None:
+def test_statuses_report_quota_remaining_and_reset_of_each_limit() -> None:
     charge = request_charge("key:k-1", LIMITS, 32, 3)
     requests, rows, tokens, slots = access.limit_statuses(charge, ChargeResult((0.5, 2.0, 7.5)))
     assert (requests.name, requests.quota, requests.window_s, requests.remaining, requests.reset_s) == (

@@ -123,7 +123,7 @@ async def test_answers_do_not_show_whether_a_file_of_another_model_exists(
     assert sha256_of(THERE) in bound.bed.stored()
 
 
-async def test_a_bound_key_sends_files_of_other_models_and_none_of_its_own(bound: Bound, tmp_path: Path) -> None:
+async def test_a_limited_key_must_send_files_of_other_models_but_not_of_its_own(bound: Bound, tmp_path: Path) -> None:
     files = model_of(THERE)
     paths = write_files(tmp_path / "mine", files)
     async with bound.client() as client:
@@ -139,7 +139,7 @@ async def test_a_bound_key_sends_files_of_other_models_and_none_of_its_own(bound
     assert bound.bed.staged() == []
 
 
-async def test_a_file_of_a_wrong_size_is_not_taken_for_present(bound: Bound) -> None:
+async def test_a_file_of_a_wrong_size_counts_as_missing(bound: Bound) -> None:
     manifest = manifest_of(model_of(THERE), "mine")
     files = [file.model_copy(update={"size_bytes": 1}) if "onnx" in file.path else file for file in manifest.files]
     wrong = Manifest(model="mine", version="1", files=tuple(files))

@@ -63,7 +63,7 @@ def test_without_answers_of_the_old_block_half_of_the_requests_may_fail() -> Non
     assert not seen(errors("new", 21)).fault(TOLERANCE, 0.0)
 
 
-def test_errors_that_callers_caused_count_less_where_callers_stick_to_blocks() -> None:
+def test_errors_that_callers_caused_count_less_if_callers_stick_to_blocks() -> None:
     sticky = Tolerance(0.02, 2.0, is_sticky=True)
     for tolerance, count in ((TOLERANCE, 5), (sticky, 23)):
         for bad, is_fault in ((count, True), (count - 1, False)):

@@ -88,7 +88,7 @@ def test_a_step_does_not_end_while_its_errors_are_in_doubt() -> None:
     assert kinds(rollout.handle(heard(500), 21.0)) == ["rollout_step"]
 
 
-def test_only_the_new_blocks_news_matter_unless_the_old_one_is_unloaded() -> None:
+def test_only_reports_on_the_new_block_matter_unless_the_old_one_is_unloaded() -> None:
     rollout = make()
     for news in (
         BlockSeen("new", BlockState.LOADING, ""),
@@ -114,7 +114,7 @@ def test_a_step_waits_for_answers() -> None:
     assert kinds(rollout.handle(heard(1), 101.0)) == ["rollout_step"]
 
 
-def test_errors_roll_it_back_and_say_why() -> None:
+def test_errors_roll_the_new_block_back_with_a_reason() -> None:
     rollout = make(has_deployed=True)
     rollout.handle(READY, 0.0)
     actions = rollout.handle(heard(0, errors=10), 0.2)
@@ -129,7 +129,7 @@ def test_errors_roll_it_back_and_say_why() -> None:
     assert rollout.answers == 15, "late answers count as well"
 
 
-def test_errors_that_callers_caused_roll_back_only_where_callers_do_not_stick_to_blocks() -> None:
+def test_errors_that_callers_caused_roll_back_only_if_callers_do_not_stick_to_blocks() -> None:
     refused = CountsReported(
         "g",
         [
@@ -144,7 +144,7 @@ def test_errors_that_callers_caused_roll_back_only_where_callers_do_not_stick_to
         assert kinds(rollout.handle(refused, 0.2)) == expected
 
 
-def test_slow_answers_roll_it_back_and_say_why() -> None:
+def test_slow_answers_roll_the_new_block_back_with_a_reason() -> None:
     rollout = make()
     rollout.handle(READY, 0.0)
     actions = rollout.handle(heard(30, seconds=0.03), 0.2)

@@ -151,7 +151,7 @@ def test_an_ended_session_answers_repeats_and_refuses_new_steps() -> None:
     assert sent.text(sent.send(1)) == "restarted"
 
 
-def test_an_end_that_fails_and_can_be_repeated_ends_nothing() -> None:
+def test_a_failed_last_step_that_can_be_repeated_does_not_end_the_session() -> None:
     sent = Sent()
     sent.send(1, end=True)
     sent.finish(QueueFull("full"))
@@ -371,7 +371,7 @@ def test_sessions_of_a_stateful_model_end_with_their_version() -> None:
     assert sent.numbers() == [1]
 
 
-def test_a_draining_server_finishes_what_it_can() -> None:
+def test_a_draining_server_finishes_requests_that_can_run() -> None:
     sent = Sent()
     vain = sent.send(2, "a")
     running, following, missing = sent.send(1, "b"), sent.send(2, "b"), sent.send(4, "b")

@@ -194,7 +194,7 @@ async def test_a_bug_is_raised_and_the_step_can_be_repeated(bench: Bench) -> Non
     assert (await bench.send(1)).parameters["session_step"] == 1
 
 
-async def test_a_caller_that_waits_in_vain_gets_an_error_at_its_deadline(bench: Bench) -> None:
+async def test_a_waiting_caller_gets_an_error_at_its_deadline(bench: Bench) -> None:
     patient = bench.start(2)
     with pytest.raises(DeadlineExceeded, match="seq_no 3 of session 's' waited for seq_no 1"):
         await bench.send(3, timeout_s=0.05)
@@ -235,7 +235,7 @@ async def test_callers_waiting_for_a_removed_block_get_its_error(bench: Bench) -
         await waiting
 
 
-async def test_draining_finishes_what_can_run(bench: Bench) -> None:
+async def test_draining_finishes_steps_that_can_run(bench: Bench) -> None:
     bench.engine.may_run.clear()
     tasks = [bench.start(n, name) for name, n in (("a", 1), ("a", 2), ("a", 4), ("b", 2))]
     await settle()

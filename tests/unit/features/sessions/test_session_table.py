@@ -97,7 +97,7 @@ def test_without_numbers_the_window_limits_waiting_steps() -> None:
 # --- deadlines and callers that leave
 
 
-def test_a_step_past_its_deadline_gets_the_missing_number() -> None:
+def test_the_error_of_a_step_past_its_deadline_names_the_missing_number() -> None:
     sent = Sent()
     late, patient = sent.send(3, deadline=5.0), sent.send(2, deadline=50.0)
     assert sent.table.due() == 5.0

@@ -566,7 +566,7 @@ def test_a_lost_worker_moves_only_its_blocks_and_a_new_one_gets_its_share(seed: 
         assert fullest_of(placed, there) <= 1.2
 
 
-def test_the_best_worker_is_found_as_if_all_were_looked_at() -> None:
+def test_the_chosen_worker_is_the_best_of_all_workers() -> None:
     for seed in range(30):
         random = Random(seed)
         placing = _PlacementBuilder(random_blocks(random, 40), random_workers(random, 9))

@@ -73,7 +73,7 @@ def test_a_charge_larger_than_the_bucket_needs_a_full_bucket_and_leaves_a_debt()
     assert buckets.take(large, 10.0).limit == ""
 
 
-def test_a_rate_below_one_a_second_lets_one_at_a_time_pass() -> None:
+def test_a_rate_below_one_per_second_admits_one_request_at_a_time() -> None:
     buckets = Buckets()
     slow = charge((Rate("requests", 0.1, 1.0), 1))
     assert buckets.take(slow, 0.0).limit == ""
@@ -81,7 +81,7 @@ def test_a_rate_below_one_a_second_lets_one_at_a_time_pass() -> None:
     assert buckets.take(slow, 10.0).limit == ""
 
 
-def test_owed_tokens_are_always_taken_and_the_next_ask_waits() -> None:
+def test_owed_tokens_are_always_taken_and_the_next_request_waits() -> None:
     buckets = Buckets()
     later = charge((REQUESTS, 1), (TOKENS, 0))
     assert buckets.take(later, 0.0).limit == ""
@@ -142,7 +142,7 @@ def test_callers_without_debt_are_forgotten_first_and_their_number_is_bounded() 
     assert buckets.take(charge((REQUESTS, 10), key="j1"), 2000.0).limit == "requests"  # from the table of evicted ones
 
 
-def test_nothing_is_predicted_while_the_shared_store_does_not_know_of_a_charge() -> None:
+def test_no_refusal_is_certain_while_the_shared_store_lacks_a_charge() -> None:
     buckets = Buckets()
     buckets.take(charge((REQUESTS, 10)), 0.0)
     assert buckets.refusal(ONE, 0.0) is not None

@@ -64,7 +64,7 @@ async def until_away(store: RedisLimitStore, is_away: bool) -> None:
     await until(lambda: store.is_away is is_away, "Redis is away, or back", WAIT_S)
 
 
-async def test_a_burst_passes_and_no_more(store: LimitStore, key: str) -> None:
+async def test_a_burst_passes_and_further_requests_are_refused(store: LimitStore, key: str) -> None:
     one = charge(key, (REQUESTS, 1))
     assert await limits_of(store, one, 12) == [""] * 10 + ["requests"] * 2
     refused = await take(store, one)
@@ -228,7 +228,7 @@ async def test_a_hanging_redis_is_awaited_once(tmp_path: Path, key: str) -> None
         await store.close()
 
 
-async def test_a_paused_process_does_not_mistake_redis_for_away(tmp_path: Path, key: str) -> None:
+async def test_a_paused_process_does_not_report_redis_as_unavailable(tmp_path: Path, key: str) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
         ticks = itertools.count(step=1000.0)
         store = RedisLimitStore(valkey.url, "g-0", 0.1, clock=lambda: next(ticks))

@@ -24,7 +24,7 @@ def test_all_writes_of_a_change_have_one_revision() -> None:
     ]
 
 
-def test_deleting_what_is_not_there_is_no_change() -> None:
+def test_deleting_an_absent_record_is_not_a_change() -> None:
     records = Records(revision=7)
     assert change(records, Write("a", None)) == 7
     assert records.since(7) == []

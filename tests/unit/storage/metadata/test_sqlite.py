@@ -136,7 +136,7 @@ async def test_a_file_that_is_not_a_database_is_reported(tmp_path: Path) -> None
         await SqliteMetadataStore.open(tmp_path / "metadata.db")
 
 
-async def test_the_files_are_their_owners_alone(tmp_path: Path) -> None:
+async def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
     file = tmp_path / "data" / "metadata.db"
     await (await SqliteMetadataStore.open(file)).close()
     file.chmod(0o644)  # of an earlier version

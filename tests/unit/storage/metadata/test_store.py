@@ -217,7 +217,7 @@ async def test_a_watch_after_a_future_revision_is_refused(etcd_store: EtcdMetada
         await take(etcd_store, "", now + 1000, 1)
 
 
-async def test_two_clusters_in_one_etcd_do_not_meet(etcd: Etcd) -> None:
+async def test_two_clusters_in_one_etcd_do_not_share_records(etcd: Etcd) -> None:
     one, other = (
         EtcdMetadataStore.of(f"{etcd.url}/one", PATIENCE_S),
         EtcdMetadataStore.of(f"{etcd.url}/one2", PATIENCE_S),

@@ -103,7 +103,7 @@ async def test_a_server_that_is_missing_at_the_start_is_found_later(tmp_path: Pa
         await store.close()
 
 
-async def test_a_full_server_refuses_writes_without_counting_as_away(tmp_path: Path) -> None:
+async def test_a_full_server_refuses_writes_but_counts_as_available(tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
         store = RedisStore(valkey.url, timeout_s=5.0)
         await store.start()

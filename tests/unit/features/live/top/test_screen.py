@@ -77,7 +77,7 @@ def test_the_busiest_blocks_are_shown_with_the_number_of_hidden_ones() -> None:
     assert f"model (+{40 - len(shown)})" in "\n".join(lines)
 
 
-def test_no_name_and_no_counter_is_cut() -> None:
+def test_names_and_counters_are_not_shortened() -> None:
     for blocks in (1, 40):
         text = "\n".join(drawn(blocks, 2, 80, 24))
         assert "failures 0" in text
