@@ -17,7 +17,7 @@ from penstock.client import Client
 from penstock.core.tensors import Array
 from penstock.experiments.load.generator import Generator
 from penstock.experiments.load.load_process import LoadSpec, Window, WindowOutcome, write_messages
-from penstock.experiments.load.payloads import Payload, encode, payloads_from_columns
+from penstock.experiments.load.payloads import Payload, build_column_payloads, encode
 
 TEXTS_A_REQUEST = 64
 SIZES = (1, 64, 4, 16, 1, 32, 8, 64)  # texts of a request of the soak, one after another
@@ -105,12 +105,12 @@ def text_payloads(texts: Sequence[str], sizes: Sequence[int] = (TEXTS_A_REQUEST,
     taken, endless, turns = 0, cycle(texts), cycle(sizes)
     while taken < len(texts):
         taken += (size := next(turns))
-        payloads += payloads_from_columns(MINILM, {"text": list(islice(endless, size))}, size)
+        payloads += build_column_payloads(MINILM, {"text": list(islice(endless, size))}, size)
     return payloads
 
 
 def image_payloads(files: Sequence[bytes]) -> list[Payload]:
-    return payloads_from_columns(SRCNN, {"image": list(files)}, 1)
+    return build_column_payloads(SRCNN, {"image": list(files)}, 1)
 
 
 @contextmanager

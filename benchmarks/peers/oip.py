@@ -18,7 +18,7 @@ from benchmarks.peers.peer import (
     Launch,
     Peer,
     Setting,
-    http_post,
+    build_http_post,
     numbers_of,
 )
 from penstock.core.tensors import Tensor, pack_bytes
@@ -39,7 +39,7 @@ def json_request(workload: str, data: list[Any], **parameters: Any) -> bytes:
     """Return a JSON request, for servers or tensors without binary REST."""
     tensor = {**dict(zip(("name", "datatype", "shape"), SENT[workload], strict=True)), "data": data}
     body = json.dumps({"inputs": [tensor], **({"parameters": parameters} if parameters else {})}).encode()
-    return http_post(f"/v2/models/{workload}/infer", "application/json", body)
+    return build_http_post(f"/v2/models/{workload}/infer", "application/json", body)
 
 
 def value(workload: str, raw: bytes) -> Any:

@@ -86,7 +86,7 @@ def numbers_of(workload: str, raw: bytes) -> Any:
     return np.frombuffer(raw, np.float32).reshape((1, 256) if workload == NOOP else -1)
 
 
-def http_post(path: str, content_type: str, body: bytes) -> bytes:
+def build_http_post(path: str, content_type: str, body: bytes) -> bytes:
     """Return a whole HTTP/1.1 request."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Peer, Setting, http_post, numbers_of
+from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Peer, Setting, build_http_post, numbers_of
 
 Candidates = Mapping[str, Mapping[str, Mapping[str, Any]]]  # values of settings, by workload and name
 
@@ -41,7 +41,7 @@ class RawPeer(Peer):
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         if protocol == "grpc":
             return BytesValue(value=body_of(item)).SerializeToString()
-        return http_post(self.route, "application/octet-stream", body_of(item))
+        return build_http_post(self.route, "application/octet-stream", body_of(item))
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         raw = BytesValue.FromString(body).value if protocol == "grpc" else body

@@ -7,7 +7,7 @@ from benchmarks.peers.plan import CEILING, GROUPS, PENSTOCK, Group
 from benchmarks.peers.results import PeerResults, Record
 from benchmarks.peers.summary import SummaryLine, absences, summarize
 from benchmarks.peers.verdicts import P99, THROUGHPUT, Verdict, judge
-from penstock.experiments.table import markdown_table
+from penstock.experiments.table import format_markdown_table
 
 REASON_CHARACTERS = 300
 DETAILS = ("load", "conc.", "server", "setting", "protocol", "requests/s", "±", "p50 ms", "p99 ms")
@@ -141,4 +141,4 @@ def _plain(text: str) -> str:
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    return "\n".join(markdown_table(head, body))
+    return "\n".join(format_markdown_table(head, body))

@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import BEST, HOST, MINILM, Assets, Item, Launch, Setting, free_ports, http_post
+from benchmarks.peers.peer import BEST, HOST, MINILM, Assets, Item, Launch, Setting, build_http_post, free_ports
 
 HERE = Path(__file__).parent
 MODEL = "minilm"
@@ -118,7 +118,7 @@ class Infinity:
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         body = json.dumps({"model": MODEL, "input": item, "encoding_format": "base64"}, ensure_ascii=False).encode()
-        return http_post("/embeddings", "application/json", body)
+        return build_http_post("/embeddings", "application/json", body)
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         return np.frombuffer(base64.b64decode(json.loads(body)["data"][0]["embedding"]), np.float32)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.client.tasks import Items, Labels
 
-AT_ONCE = 2
+CONCURRENCY = 2
 FILES_HELP = "JPEG or PNG files; for a model that takes an array, .npy files with one item per row. [default: none]"
 
 
 @dataclass(frozen=True, slots=True)
-class Classified:
+class ClassifiedItem:
     input: Path | str  # a file or a text
-    rows: "Sequence[Labels]" = ()  # one per item: several only for an array
+    rows: "Sequence[Labels]" = ()  # labels with scores, one row per item: an array can have several rows
     problem: str = ""
 
     @property
@@ -59,7 +59,7 @@ def classify(
         raise InvalidRequest("give either files to classify or texts with --text")
     items: Sequence[Path | str] = files or texts or []
     with Client(server.grpc, timeout, **server.access.options) as client:
-        found = ask_all("classifying", lambda item: _classify_one(client, item, model, top_k), items, AT_ONCE)
+        found = ask_all("classifying", lambda item: _classify_one(client, item, model, top_k), items, CONCURRENCY)
     if as_json:
         print_json([_to_json(item) for item in found])
     else:
@@ -71,14 +71,14 @@ def classify(
     )
 
 
-def _classify_one(client: "Client", item: Path | str, model: str, top_k: int | None) -> Classified:
+def _classify_one(client: "Client", item: Path | str, model: str, top_k: int | None) -> ClassifiedItem:
     """Classify one item. Return a failure as the result's problem, but raise `Unavailable`, which ends the command."""
     try:
-        return Classified(item, client.classify(_read_item(item), model, top_k))
+        return ClassifiedItem(item, client.classify(_read_item(item), model, top_k))
     except Unavailable:
         raise
     except PenstockError as error:
-        return Classified(item, problem=error.message)
+        return ClassifiedItem(item, problem=error.message)
 
 
 def _read_item(item: Path | str) -> "Items":
@@ -87,7 +87,7 @@ def _read_item(item: Path | str) -> "Items":
     return read_array(item) if item.suffix == ".npy" else [read_bytes(item)]
 
 
-def _to_json(item: Classified) -> dict[str, object]:
+def _to_json(item: ClassifiedItem) -> dict[str, object]:
     facts: dict[str, object] = {"input": str(item.input)}
     if item.problem:
         return facts | {"problem": item.problem}
@@ -95,7 +95,7 @@ def _to_json(item: Classified) -> dict[str, object]:
     return facts | ({"labels": rows[0]} if len(rows) == 1 else {"rows": rows})
 
 
-def _print_labels(item: Classified) -> None:
+def _print_labels(item: ClassifiedItem) -> None:
     for number, row in enumerate(item.rows):
         mark = f" [{number}]" if len(item.rows) > 1 else ""
         print(f"{item.name}{mark}: " + ", ".join(f"{escape_controls(label)} {score:.4f}" for label, score in row))

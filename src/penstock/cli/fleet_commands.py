@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.terminal.output import print_json, print_rows
-from penstock.terminal.role_options import ConfigFile, Insecure, Join, RequireKeys, access_flags, section
+from penstock.terminal.role_options import ConfigFile, Insecure, Join, RequireKeys, make_access_flags, section
 from penstock.terminal.shared_options import AsJson
 
 Address = Annotated[str, typer.Option(help="HOST:PORT of the Ray cluster's head, or auto.")]
@@ -61,7 +61,7 @@ def up(
     from penstock.manager.fleet.role_processes import RoleResources
 
     flags = {"http_port": http_port, "grpc_port": grpc_port, "insecure": insecure, "cluster": section(join=join)}
-    flags |= access_flags(keys, key_file)
+    flags |= make_access_flags(keys, key_file)
     plan = FleetPlan(
         name,
         load_config(config, **flags),

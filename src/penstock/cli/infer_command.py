@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.core.errors import InvalidRequest
-from penstock.terminal.command_files import file_errors, read_array, read_bytes
+from penstock.terminal.command_files import name_file_in_errors, read_array, read_bytes
 from penstock.terminal.output import escape_controls, print_json
 from penstock.terminal.server_options import Server, takes_server
 from penstock.terminal.shared_options import AsJson, Timeout, read_model_name
@@ -158,7 +158,7 @@ def _save(folder: Path, found: Mapping[str, "Array"]) -> dict[str, list[str]]:
     import numpy as np
 
     written: dict[str, list[str]] = {}
-    with file_errors(folder, "written"):
+    with name_file_in_errors(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in found.items():
             stem = name.replace("/", "_").lstrip(".") or "output"

@@ -62,7 +62,7 @@ from penstock.gateway.blocks.block_infer_command import infer_block
 
 
 class PlainGroup(TyperGroup):
-    """Commands whose invalid values are reported without pydantic's messages."""
+    """A group of commands that reports invalid settings without pydantic's messages."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -223,7 +223,7 @@ def _options(
 def main() -> None:
     # Child processes are started by exec, so gRPC's fork handlers are not needed and would only log warnings.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # clients could cause any number of log lines of gRPC
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # faulty clients could cause any number of log lines of gRPC
     try:
         app()
     except PenstockError as error:

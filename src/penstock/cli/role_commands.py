@@ -11,7 +11,7 @@ from penstock.terminal.role_options import (
     Insecure,
     RequireKeys,
     RoleOptions,
-    access_flags,
+    make_access_flags,
     section,
     takes_role_options,
     takes_role_options_with_health,
@@ -116,7 +116,7 @@ def directory(
         "data_dir": data_dir,
         "directory": section(http_port=http_port, store=store),
         "health": section(host=health_host, http_port=health_port, grpc_port=health_grpc_port),
-        **access_flags(keys, None),
+        **make_access_flags(keys, None),
     }
     found = RoleOptions(config, flags).load()
     if "data_dir" not in found.model_fields_set:
@@ -125,7 +125,7 @@ def directory(
 
 
 def _supervised_start(name: str | None, run_dir: Path | None, tether: int | None) -> "RoleStart | None":
-    """Return how to start a process that `penstock serve` supervises, or None if a user started the process."""
+    """Return the options with which `penstock serve` started this process, or None if a user started it."""
     if run_dir is None:
         return None
     from penstock.manager.fleet.tether import TetheredProcess
@@ -140,7 +140,7 @@ def _supervised_start(name: str | None, run_dir: Path | None, tether: int | None
 def _make_start(default_name: str, name: str | None, role: RoleOptions, tether: int | None, **own: Any) -> "RoleStart":
     from penstock.manager.fleet.tether import TetheredProcess
 
-    tethered = TetheredProcess(tether)  # a fleet that started this process passes a tether
+    tethered = TetheredProcess(tether)  # set by a fleet, with which the process then ends
     from penstock.app.role_process import RoleStart
 
     config = role.load(**own)

@@ -8,7 +8,7 @@ import typer
 from penstock.core.error_text import show_size
 from penstock.core.errors import InternalError, Unavailable
 from penstock.terminal.access import Access
-from penstock.terminal.http import no_answer, open_path
+from penstock.terminal.http import make_unavailable_error, open_path
 from penstock.terminal.output import escape_controls, make_console, print_json, print_rows
 from penstock.terminal.server_options import Server, takes_server
 from penstock.terminal.shared_options import AsJson
@@ -41,7 +41,7 @@ def _fetch_status(access: Access, http: str, timeout_s: float) -> Any:
         with open_path(access, http, PATH, timeout_s) as answer:
             return json.load(answer)
     except (OSError, HTTPException) as error:
-        raise no_answer(http, error) from error
+        raise make_unavailable_error(http, error) from error
     except ValueError as error:
         url = access.url(http, PATH)
         raise Unavailable(f"{url} did not return a status: is that the HTTP address of `penstock serve`?") from error

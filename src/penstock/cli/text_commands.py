@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.core.errors import InvalidRequest
-from penstock.terminal.command_files import file_errors
+from penstock.terminal.command_files import name_file_in_errors
 from penstock.terminal.output import print_json
 from penstock.terminal.request_sender import ask_in_chunks
 from penstock.terminal.server_options import Server, takes_server
@@ -55,7 +55,7 @@ def embed(
 def _save_vectors(file: Path, vectors: "Array") -> None:
     import numpy as np
 
-    with file_errors(file, "written"):
+    with name_file_in_errors(file, "written"):
         file.parent.mkdir(parents=True, exist_ok=True)
         np.save(file, vectors)
 

@@ -27,12 +27,17 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.client.tasks import ImageOptions
 
-AT_ONCE = 2
-FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}  # by an output's name
+CONCURRENCY = 2
+FORMATS = {
+    ".png": "png",
+    ".jpg": "jpeg",
+    ".jpeg": "jpeg",
+    ".webp": "webp",
+}  # by an output's suffix
 
 
 @dataclass(frozen=True, slots=True)
-class Enlarged:
+class EnlargedImage:
     input: str
     output: str
     bytes: int = 0
@@ -68,11 +73,11 @@ def upscale(
     plan = _plan_files(files, to, format_)
     options: ImageOptions = {"quality": quality, "resolution": resolution, "mode": mode}
 
-    def ask(paths: tuple[Path, Path]) -> Enlarged:
+    def ask(paths: tuple[Path, Path]) -> EnlargedImage:
         return _upscale_one(client, paths, model, {**options, "format": format_ or _find_format(paths[1])})
 
     with Client(server.grpc, timeout, **server.access.options) as client:
-        found = ask_all("upscaling", ask, plan, AT_ONCE)
+        found = ask_all("upscaling", ask, plan, CONCURRENCY)
     if as_json:
         print_json([asdict(item) for item in found])
     else:
@@ -104,7 +109,7 @@ def _plan_files(files: Sequence[Path], to: Path | None, format_: str | None = No
     return plan
 
 
-def _upscale_one(client: "Client", paths: tuple[Path, Path], model: str, options: "ImageOptions") -> Enlarged:
+def _upscale_one(client: "Client", paths: tuple[Path, Path], model: str, options: "ImageOptions") -> EnlargedImage:
     """Upscale one image. Return a failure as the result's problem, but raise `Unavailable`, which ends the command."""
     source, target = paths
     started = time.monotonic()
@@ -116,5 +121,5 @@ def _upscale_one(client: "Client", paths: tuple[Path, Path], model: str, options
     except PenstockError as error:
         message = error.message.removeprefix("input 'image' element 0: ")
         mark = "" if message.startswith((str(source), str(target))) else f"{source}: "
-        return Enlarged(str(source), str(target), problem=mark + message)
-    return Enlarged(str(source), str(target), len(image), round(time.monotonic() - started, 3))
+        return EnlargedImage(str(source), str(target), problem=mark + message)
+    return EnlargedImage(str(source), str(target), len(image), round(time.monotonic() - started, 3))

@@ -1,4 +1,4 @@
-"""The client for an event loop: its requests share a few streams, and each answer returns as soon as it is ready."""
+"""The client for an event loop. Its requests share a few streams, which return each answer as soon as it is ready."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from penstock.client import faults
 from penstock.client.calls import Ask, Calls
 from penstock.client.client_options import ClientOptions, read_server
 from penstock.client.connection import Connection
-from penstock.client.direct import CHECK_S, PROBE_S, WorkerRoute
+from penstock.client.direct import CHECK_TIMEOUT_S, SILENCE_S, WorkerRoute
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, OWN_CHANNEL_OPTIONS
 from penstock.client.ordered_results import map_in_order
 from penstock.client.shared_stream import InferStream
@@ -24,8 +24,8 @@ from penstock.client.text_generation import (
     Messages,
     Prompt,
     TextDelta,
-    chat_request,
-    prompt_request,
+    make_chat_request,
+    make_prompt_request,
 )
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.wire.channels import Channels, make_bearer_header
@@ -100,7 +100,7 @@ class AsyncClient(Calls):
 
         Close the iterator to cancel the rest of the answer.
         """
-        asked = chat_request(model, messages, options)
+        asked = make_chat_request(model, messages, options)
         return self._generate_stream(asked) if stream else self._generate(asked)
 
     @overload
@@ -117,7 +117,7 @@ class AsyncClient(Calls):
         self, model: str, prompt: Prompt, *, stream: bool = False, **options: Unpack[AnswerOptions]
     ) -> Coroutine[Any, Any, Generated] | AsyncGenerator[TextDelta, None]:
         """Complete a raw prompt, without a chat template; otherwise like `chat`."""
-        asked = prompt_request(model, prompt, options)
+        asked = make_prompt_request(model, prompt, options)
         return self._generate_stream(asked) if stream else self._generate(asked)
 
     async def close(self) -> None:
@@ -159,9 +159,9 @@ class AsyncClient(Calls):
     ) -> AsyncGenerator[R, None]:
         return map_in_order(items, work, window)
 
-    def _gateway_attempt(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
+    def _make_gateway_attempt(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
         if sum(map(len, message.raw_input_contents)) > MAX_STREAMED_BYTES:
-            return super()._gateway_attempt(message)
+            return super()._make_gateway_attempt(message)
         has_timeout = "timeout" in message.parameters
         is_sent = False
 
@@ -184,14 +184,14 @@ class AsyncClient(Calls):
             except TimeoutError:
                 if max(stream.answered_at, connection.answered_at) < started:
                     self._replace(index, connection)
-                raise faults.timed_out() from None
+                raise faults.make_timeout_error() from None
 
         return ask
 
     async def _ask_worker(
         self, route: WorkerRoute, message: pb.ModelInferRequest, timeout_s: float
     ) -> pb.ModelInferResponse:
-        worker = self._worker_connection(route).stub
+        worker = self._get_worker_connection(route).stub
         call = worker.ModelInfer(message, timeout=timeout_s, metadata=make_bearer_header(route.token))
         is_silent = False
 
@@ -199,31 +199,31 @@ class AsyncClient(Calls):
             nonlocal is_silent
             while True:
                 try:
-                    await worker.ServerLive(pb.ServerLiveRequest(), timeout=PROBE_S)
+                    await worker.ServerLive(pb.ServerLiveRequest(), timeout=CHECK_TIMEOUT_S)
                 except grpc.aio.AioRpcError:
                     is_silent = True
                     # The connection is not closed here: it stays open until the calls that use it have ended.
                     self._workers.pop((route.address, route.is_tls), None)
                     call.cancel()
                     return
-                await asyncio.sleep(CHECK_S)
+                await asyncio.sleep(SILENCE_S)
 
         def start_checks() -> None:
             checking = self._start_task(check())
             call.add_done_callback(lambda _: checking.cancel())
 
-        timer = asyncio.get_running_loop().call_later(CHECK_S, start_checks)
+        timer = asyncio.get_running_loop().call_later(SILENCE_S, start_checks)
         try:
             return await call  # type: ignore[no-any-return]
         except asyncio.CancelledError:
             if is_silent:
-                raise faults.unresponsive_worker(route.address) from None
+                raise faults.make_unresponsive_error(route.address) from None
             raise
         finally:
             timer.cancel()
 
-    def _hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
-        attempt = self._gateway_attempt(message)
+    def _make_hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+        attempt = self._make_gateway_attempt(message)
 
         async def ask(timeout_s: float) -> pb.ModelInferResponse:
             asked = {asyncio.ensure_future(attempt(timeout_s))}
@@ -254,8 +254,8 @@ class AsyncClient(Calls):
                 best, least = index, len(stream)
         return best
 
-    def _next_stream_connection(self) -> Connection:
-        """Return the next connection, round robin, for a streamed answer.
+    def _get_stream_connection(self) -> Connection:
+        """Return a connection for a streamed answer, round robin.
 
         A streamed answer has its own stream, so that a slow reader does not delay other requests.
         """

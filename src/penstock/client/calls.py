@@ -28,7 +28,7 @@ from penstock.client.direct import DISCOVER_S, WorkerRoute, WorkerRoutes
 from penstock.client.messages import CallControls, ModelEntry, ModelSignature
 from penstock.client.retries import Attempts, Retries, RetryBudget
 from penstock.client.tasks import Items, Labels, is_tensor
-from penstock.client.text_generation import Generated, TextDelta, TextRequest, read_deltas, read_whole
+from penstock.client.text_generation import Generated, TextDelta, TextRequest, read_answer, read_deltas
 from penstock.core.errors import DeadlineExceeded, InvalidRequest, InvalidTensor, PenstockError, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
@@ -38,10 +38,10 @@ from penstock.wire.failures import decode_failure
 
 T = TypeVar("T")
 R = TypeVar("R")
-Ask = Callable[[float], Awaitable[R]]  # one attempt, which takes a timeout in seconds
+Ask = Callable[[float], Awaitable[R]]  # makes one attempt, with a timeout in seconds
 BATCH, WINDOW = 128, 8  # texts per request, and requests sent at once: far below a server's limits
 MAX_TEXTS = 1024  # in one request
-SHORT_S = 2.0  # a remaining time up to this is not split between attempts
+MIN_SPLIT_S = 2.0  # a remaining time up to this is not split between attempts
 SESSION = ("session_id", "sequence_id")  # a request with one of these parameters is never sent twice at once
 
 
@@ -61,7 +61,7 @@ class Calls:
         self._tasks: dict[str, str] = {}  # by model
         self._signatures: dict[str, ModelSignature] = {}
         self._connections = [self._connect() for _ in range(connections)]
-        self._workers: dict[tuple[str, bool], Connection] = {}  # by address, and whether it is TLS
+        self._workers: dict[tuple[str, bool], Connection] = {}  # by address and whether TLS is used
 
     async def embed(self, texts: Iterable[str], model: str = "minilm", timeout_s: float | None = None) -> Array:
         """Return the embeddings of the texts, one row for each text.
@@ -74,7 +74,7 @@ class Calls:
         if len(given) > MAX_TEXTS:
             end = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
             return np.concatenate([each async for each in self._embed_blocks(given, model, BATCH, WINDOW, end)])
-        outputs = await self.infer(model, {"text": messages.objects(given)}, timeout_s=timeout_s)
+        outputs = await self.infer(model, {"text": messages.make_object_array(given)}, timeout_s=timeout_s)
         return np.array(messages.pick_output(outputs, "embedding", model))
 
     async def embed_many(
@@ -111,16 +111,16 @@ class Calls:
         end: float | None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Array, None]:
-        """Yield the blocks; if `end` is given, it is the deadline of all requests together."""
+        """Yield the embeddings in blocks of rows. `end` is the deadline of all requests together, if given."""
 
         async def embed_chunk(chunk: list[str]) -> Array:
-            message = messages.encode_call(model, {"text": messages.objects(chunk)}, (), "", None, {})
+            message = messages.encode_call(model, {"text": messages.make_object_array(chunk)}, (), "", None, {})
             left_s = timeout_s if end is None else max(0.001, end - time.monotonic())
-            ask = self._attempt(message)
+            ask = self._make_attempt(message)
             answer = await self._retry(ask, left_s, is_repeatable=True, is_patient=True)
             return np.array(messages.pick_output(messages.decode_outputs(answer), "embedding", model))
 
-        return self._map_in_order(tasks.in_chunks(texts, batch), embed_chunk, window)
+        return self._map_in_order(tasks.split_into_chunks(texts, batch), embed_chunk, window)
 
     async def upscale(
         self,
@@ -133,9 +133,9 @@ class Calls:
 
         `format`, `quality`, `resolution` and `mode` choose another output.
         """
-        parameters = tasks.image_parameters(options)
+        parameters = tasks.make_image_parameters(options)
         outputs = await self.infer(
-            model, {"image": messages.objects([image])}, timeout_s=timeout_s, parameters=parameters
+            model, {"image": messages.make_object_array([image])}, timeout_s=timeout_s, parameters=parameters
         )
         return bytes(messages.pick_output(outputs, "image", model).flat[0])
 
@@ -157,7 +157,7 @@ class Calls:
             answer = await self._call("ModelConfig", pb.ModelConfigRequest(name=model), timeout_s)
             # Empty if the server is not Penstock: its models have no task.
             task = self._tasks[model] = answer.config.parameters["task"].string_value
-        inputs = tasks.score_inputs(pairs, task, model)
+        inputs = tasks.make_score_inputs(pairs, task, model)
         with self._forget_on_mismatch(model):
             outputs = await self.infer(model, inputs, timeout_s=timeout_s)
         return tasks.read_scores(outputs, pairs, task, model)
@@ -187,11 +187,11 @@ class Calls:
         if is_tensor(items):
             if model not in self._signatures:
                 self._signatures[model] = await self.signature(model)
-            inputs = tasks.tensor_inputs(items, self._signatures[model])
+            inputs = tasks.make_tensor_inputs(items, self._signatures[model])
         else:
-            inputs = tasks.item_inputs(items)
+            inputs = tasks.make_item_inputs(items)
         with self._forget_on_mismatch(model):
-            parameters = tasks.label_parameters(top_k)
+            parameters = tasks.make_label_parameters(top_k)
             outputs = await self.infer(model, inputs, timeout_s=timeout_s, parameters=parameters)
         return tasks.read_labels(outputs, model)
 
@@ -210,9 +210,9 @@ class Calls:
         BYTES tensors are object arrays. The returned arrays are read-only.
         """
         message = messages.encode_call(model, inputs, outputs, version, parameters, controls)
-        ask = self._attempt(message)
+        ask = self._make_attempt(message)
         if self._hedge_after_s is not None and not any(name in message.parameters for name in SESSION):
-            ask = self._hedged_attempt(message, self._hedge_after_s)
+            ask = self._make_hedged_attempt(message, self._hedge_after_s)
         # A numbered step of a session runs once, even if it is sent several times.
         is_repeatable = controls.get("seq_no") is not None
         return messages.decode_outputs(await self._retry(ask, timeout_s, is_repeatable=is_repeatable))
@@ -238,18 +238,18 @@ class Calls:
         has_started = False
         route = await self._find_route(message, end - time.monotonic())
         while True:
-            with _address_to(route, message):
+            with _address_to_worker(route, message):
                 call, answers = self._stream(message, max(0.001, end - time.monotonic()), route)
             try:
                 async for answer in answers:
                     if answer.error_message:
-                        raise faults.from_stream(answer)
+                        raise faults.convert_stream_error(answer)
                     has_started = True
                     yield messages.decode_outputs(answer.infer_response)
                 self._budget.earn()
                 return
             except (grpc.RpcError, PenstockError) as error:
-                fault, cause = self._to_fault(error, "" if route is None else route.address)
+                fault, cause = self._convert_error(error, "" if route is None else route.address)
             finally:
                 call.cancel()
             if route is not None and self._needs_gateway(route, fault) and not has_started:
@@ -265,8 +265,8 @@ class Calls:
         message = messages.encode_call(
             asked.model, asked.inputs, asked.outputs, asked.version, asked.parameters, asked.controls
         )
-        answer = await self._retry(self._attempt(message, is_alone=True), asked.timeout_s, is_repeatable=False)
-        return read_whole(messages.decode_outputs(answer), asked.model)
+        answer = await self._retry(self._make_attempt(message, is_alone=True), asked.timeout_s, is_repeatable=False)
+        return read_answer(messages.decode_outputs(answer), asked.model)
 
     async def _generate_stream(self, asked: TextRequest) -> AsyncGenerator[TextDelta, None]:
         answers = self.infer_stream(
@@ -288,7 +288,7 @@ class Calls:
         try:
             return bool((await self._send("ServerReady", pb.ServerReadyRequest(), self._timeout_s)).ready)
         except grpc.RpcError as error:
-            fault = faults.from_call(error, self.address)
+            fault = faults.convert_call_error(error, self.address)
             if isinstance(fault, Unavailable | DeadlineExceeded):
                 return False
             raise fault from error
@@ -314,11 +314,11 @@ class Calls:
             raise
 
     async def _call(self, method: str, message: Any, timeout_s: float | None = None) -> Any:
-        """Make a call that changes nothing on the server, so that it may be repeated."""
+        """Make a call that may be repeated, because it changes nothing on the server."""
         return await self._retry(partial(self._send, method, message), timeout_s, is_repeatable=True)
 
     async def _retry(self, ask: Ask[R], timeout_s: float | None, *, is_repeatable: bool, is_patient: bool = False) -> R:
-        """Make attempts until one succeeds, all within one deadline.
+        """Repeat a call until an attempt succeeds or the deadline has passed.
 
         If `is_patient`, any number of attempts is made, and each attempt gets at most half of the remaining time.
         """
@@ -326,11 +326,11 @@ class Calls:
         end = time.monotonic() + left_s
         attempts: Attempts | None = None
         while True:
-            is_sharing = is_patient and left_s > SHORT_S and self._retries.attempts > 1
+            is_sharing = is_patient and left_s > MIN_SPLIT_S and self._retries.attempts > 1
             try:
                 answer = await ask(left_s / 2 if is_sharing else left_s)
             except (grpc.RpcError, PenstockError) as error:
-                fault, cause = self._to_fault(error)
+                fault, cause = self._convert_error(error)
             else:
                 self._budget.earn()
                 return answer
@@ -345,20 +345,20 @@ class Calls:
             await self._pause(pause_s)
             left_s = max(0.001, end - time.monotonic())
 
-    def _to_fault(
+    def _convert_error(
         self, error: grpc.RpcError | PenstockError, address: str = ""
     ) -> tuple[PenstockError, BaseException | None]:
-        """Return the error as a PenstockError, and its cause."""
+        """Return the error of a call as a PenstockError, and the exception that caused it."""
         if isinstance(error, PenstockError):
             return error, error.__cause__
-        return faults.from_call(error, address or self.address), error
+        return faults.convert_call_error(error, address or self.address), error
 
-    def _attempt(self, message: pb.ModelInferRequest, is_alone: bool = False) -> Ask[pb.ModelInferResponse]:
-        """Return an attempt that calls a worker directly if possible, and otherwise, or after a failure, a gateway.
+    def _make_attempt(self, message: pb.ModelInferRequest, is_alone: bool = False) -> Ask[pb.ModelInferResponse]:
+        """Return a function that calls a worker directly if possible, and otherwise, or after a failure, a gateway.
 
         If `is_alone`, the request is sent as a separate call and not on a shared stream.
         """
-        routed = Calls._gateway_attempt(self, message) if is_alone else self._gateway_attempt(message)
+        routed = Calls._make_gateway_attempt(self, message) if is_alone else self._make_gateway_attempt(message)
         if self._routes is None:
             return routed
 
@@ -367,10 +367,10 @@ class Calls:
             route = await self._find_route(message, timeout_s)
             if route is not None:
                 try:
-                    with _address_to(route, message):
+                    with _address_to_worker(route, message):
                         return await self._ask_worker(route, message, max(0.001, end - time.monotonic()))
                 except (grpc.RpcError, PenstockError) as error:
-                    fault, cause = self._to_fault(error, route.address)
+                    fault, cause = self._convert_error(error, route.address)
                     if not self._needs_gateway(route, fault):
                         raise fault from cause
             return await routed(max(0.001, end - time.monotonic()))
@@ -390,14 +390,14 @@ class Calls:
             if found.HasField("failure"):
                 raise decode_failure(found.failure)
         except (grpc.RpcError, PenstockError) as error:
-            return self._routes.route_not_found(model, version, self._to_fault(error)[0], time.monotonic())
-        return self._routes.route_found(model, version, found, time.monotonic(), time.time())
+            return self._routes.postpone_discovery(model, version, self._convert_error(error)[0], time.monotonic())
+        return self._routes.store_route(model, version, found, time.monotonic(), time.time())
 
     def _needs_gateway(self, route: WorkerRoute, fault: PenstockError) -> bool:
-        return self._routes is not None and self._routes.route_failed(route, fault, time.monotonic())
+        return self._routes is not None and self._routes.drop_failed_route(route, fault, time.monotonic())
 
-    def _gateway_attempt(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
-        """Return an attempt that uses a gateway. The caller may run the attempt several times."""
+    def _make_gateway_attempt(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
+        """Return a function that sends the request to a gateway, and that may be called several times."""
         return partial(self._send, "ModelInfer", message)
 
     async def _ask_worker(
@@ -406,8 +406,8 @@ class Calls:
         """Call the worker's direct endpoint; if the answer takes long, check that the worker is alive."""
         raise NotImplementedError
 
-    def _hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
-        """Return an attempt that sends the request again after `after_s`, and uses the answer that arrives first."""
+    def _make_hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+        """Return a function that sends the request, and again after `after_s`, and returns the first answer."""
         raise NotImplementedError
 
     def _map_in_order(
@@ -439,9 +439,9 @@ class Calls:
         sent = pb.ModelInferRequest()
         sent.CopyFrom(message)  # because the caller changes `message` later
         stub, token = (
-            (self._next_stream_connection().stub, "")
+            (self._get_stream_connection().stub, "")
             if route is None
-            else (self._worker_connection(route).stub, route.token)
+            else (self._get_worker_connection(route).stub, route.token)
         )
         call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=make_bearer_header(token))
         return call, self._iterate_answers(call)
@@ -449,7 +449,7 @@ class Calls:
     def _connect(self) -> Connection:
         return self._open(self._server.channels, self._server.target)
 
-    def _worker_connection(self, route: WorkerRoute) -> Connection:
+    def _get_worker_connection(self, route: WorkerRoute) -> Connection:
         found = self._workers.get((route.address, route.is_tls))
         if found is None:
             found = self._open(self._server.of_worker(is_tls=route.is_tls), route.address)
@@ -458,17 +458,17 @@ class Calls:
 
     def _replace(self, index: int, connection: Connection) -> None:
         """Use a new connection for later calls; running calls on the old connection end at their deadlines."""
-        if self._connections[index] is connection:  # else another call has replaced it already
+        if self._connections[index] is connection:  # otherwise another call has already replaced the connection
             self._connections[index] = self._connect()
 
-    def _next_stream_connection(self) -> Connection:
+    def _get_stream_connection(self) -> Connection:
         return self._connections[0]
 
     def _open(self, channels: Channels, address: str) -> Connection:
         raise NotImplementedError
 
     async def _answer(self, call: Any) -> Any:
-        """Return the answer of a gRPC call; an asynchronous client awaits it, a blocking client has it already."""
+        """Return the answer of a gRPC call. An asynchronous client awaits it; a blocking client has it already."""
         raise NotImplementedError
 
     def _iterate_answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
@@ -476,7 +476,7 @@ class Calls:
 
 
 @contextmanager
-def _address_to(route: WorkerRoute | None, message: pb.ModelInferRequest) -> Iterator[None]:
+def _address_to_worker(route: WorkerRoute | None, message: pb.ModelInferRequest) -> Iterator[None]:
     """Address the message to the route's block, because a worker's direct endpoint knows only blocks."""
     if route is None:
         yield

@@ -40,7 +40,7 @@ class ServerAddress:
     files: TlsFiles
 
     def of_worker(self, *, is_tls: bool) -> Channels:
-        """Return the connection options for a worker's direct endpoint, which never include the API key."""
+        """Return the options to connect to a worker's direct endpoint, which must never receive the API key."""
         return Channels("", self.files if is_tls else NO_FILES, is_secure=is_tls)
 
 

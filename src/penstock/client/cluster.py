@@ -15,7 +15,7 @@ from penstock.wire.failures import decode_failure
 from penstock.wire.plain_values import to_plain_values
 
 REACH_S = 1.0  # after which a call fails if no manager can be reached
-ONE_S = 3.0  # for one manager to answer, before the next manager is tried
+TRY_TIMEOUT_S = 3.0  # timeout of one manager, before the next manager is tried
 PAUSE_S = 0.2  # before all managers are tried again
 SERVICES = [service for file in (cluster_pb2, access_pb2) for service in file.DESCRIPTOR.services_by_name.values()]
 STUBS = (
@@ -64,7 +64,7 @@ class ClusterClient:
         while True:
             manager = waiting.pop(0)
             try:
-                return self._ask_manager(manager, method, request, min(end - time.monotonic(), ONE_S + takes_s))
+                return self._ask_manager(manager, method, request, min(end - time.monotonic(), TRY_TIMEOUT_S + takes_s))
             except NotLeader as error:
                 fault: PenstockError = error
                 if (leader := error.fields.get("leader", "")) and leader != manager:
@@ -96,4 +96,4 @@ def _convert_error(error: grpc.RpcError, manager: str) -> PenstockError:
         return DeadlineExceeded(
             f"the manager at {manager} did not answer in time; try again, or give a longer --timeout"
         )
-    return faults.from_manager(error, manager)
+    return faults.convert_manager_error(error, manager)

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from penstock.client.direct import CHECK_S, PROBE_S
+from penstock.client.direct import CHECK_TIMEOUT_S, SILENCE_S
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.pb.v1 import access_pb2_grpc
@@ -21,7 +21,7 @@ class Connection:
     channel: Any  # grpc.Channel or grpc.aio.Channel
     stub: Any = field(init=False)
     answered_at: float = field(default_factory=time.monotonic)
-    is_left: bool = False  # closed because the server did not answer a liveness check
+    is_abandoned: bool = False  # closed because the server did not answer a liveness check
 
     def __post_init__(self) -> None:
         self.stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
@@ -78,19 +78,19 @@ class WorkerWatch:
     def _run(self) -> None:
         while not self._is_closed.is_set():
             self._is_busy.wait()
-            if self._is_closed.wait(CHECK_S / 2):
+            if self._is_closed.wait(SILENCE_S / 2):
                 return
             self._is_busy.clear()
             calls = list(self._calls.values())
             if calls:
                 self._is_busy.set()
-            late = {id(connection): connection for began, connection in calls if time.monotonic() - began > CHECK_S}
+            late = {id(connection): connection for began, connection in calls if time.monotonic() - began > SILENCE_S}
             for connection in late.values():
                 self._check_connection(connection)
 
     def _check_connection(self, connection: Connection) -> None:
         try:
-            connection.stub.ServerLive(pb.ServerLiveRequest(), timeout=PROBE_S)
+            connection.stub.ServerLive(pb.ServerLiveRequest(), timeout=CHECK_TIMEOUT_S)
         except (grpc.RpcError, ValueError):  # ValueError: the channel is closed already
-            connection.is_left = True
+            connection.is_abandoned = True
             self._on_unresponsive(connection)

@@ -16,14 +16,14 @@ from penstock.core.errors import (
 from penstock.pb.v1 import access_pb2 as pb
 
 AUTO_AFTER = 10  # requests for a model before `direct="auto"` looks for a worker
-DISCOVER_S = 2.0  # timeout of a Discover call; without an answer the request goes through a gateway
+DISCOVER_TIMEOUT_S = 2.0  # timeout of a Discover call; without an answer the request goes through a gateway
 # Pauses before the next Discover call: if no worker was found (doubles each time); if the server has no such call.
-RETRY_S, RARE_S = 1.0, 60.0
+FIRST_RETRY_S, RARE_RETRY_S = 1.0, 60.0
 AVOID_S = 10.0  # a worker that did not answer is not used for this time
-RENEW_SHARE, RENEW_RETRY_S = 0.2, 10.0  # the share of a token's time that is left when it is renewed; retries
-LEAST_S = 10.0  # a new token is used for at least this time, even if this machine's clock is wrong
-CHECK_S, PROBE_S = 1.0, 1.0  # time without an answer after which a worker is checked; timeout of the check
-MAX_MODELS = 1024  # whose routes are remembered
+RENEW_SHARE, RENEW_RETRY_S = 0.2, 10.0  # renew a token when this share of its lifetime is left; pause between attempts
+MIN_TOKEN_USE_S = 10.0  # a new token is used for at least this time, even if this machine's clock is wrong
+SILENCE_S, CHECK_TIMEOUT_S = 1.0, 1.0  # time without an answer after which a worker is checked; timeout of the check
+MAX_MODELS = 1024  # maximum number of models whose routes are remembered
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class WorkerRoutes:
     _avoided: dict[str, float] = field(default_factory=dict)  # until when, by worker
 
     def choose(self, model: str, version: str, now: float) -> tuple[WorkerRoute | None, pb.DiscoverRequest | None]:
-        """Return the cached worker route and the Discover request to send before it expires.
+        """Return the cached worker route, and the Discover request that renews the route before it expires.
 
         (None, None) means: use a gateway.
         """
@@ -76,20 +76,23 @@ class WorkerRoutes:
         is_due = route is None or now >= route.renew_at
         if not is_due or now < model_route.discover_at or (not self.is_eager and model_route.requests <= AUTO_AFTER):
             return route, None
-        # Other requests do not wait for the answer.
-        model_route.discover_at = now + (DISCOVER_S if route is None else RENEW_RETRY_S)
+        # Other requests meanwhile do not wait for the answer.
+        model_route.discover_at = now + (DISCOVER_TIMEOUT_S if route is None else RENEW_RETRY_S)
         self._avoided = {worker: until for worker, until in self._avoided.items() if now < until}
         return route, pb.DiscoverRequest(model=model, version=version, avoid=sorted(self._avoided))
 
-    def route_found(
+    def store_route(
         self, model: str, version: str, found: pb.DiscoverResponse, now: float, unix: float
     ) -> WorkerRoute | None:
-        """Store and return the route of a Discover answer. `unix` is the wall-clock time, used without `lives_s`."""
+        """Store and return the route in a Discover answer.
+
+        `unix` is the wall-clock time, which is needed if the answer has no `lives_s`.
+        """
         model_route = self._models.setdefault((model, version), _ModelRoute())
         if not found.worker_id or not found.address or (self.is_secure and not found.is_tls):
-            model_route.discover_at = now + RARE_S
+            model_route.discover_at = now + RARE_RETRY_S
             return None
-        lifetime_s = max(LEAST_S, found.lives_s or found.expires_at - unix)
+        lifetime_s = max(MIN_TOKEN_USE_S, found.lives_s or found.expires_at - unix)
         model_route.discover_at, model_route.misses = 0.0, 0
         model_route.route = WorkerRoute(
             found.worker_id,
@@ -103,16 +106,18 @@ class WorkerRoutes:
         )
         return model_route.route
 
-    def route_not_found(self, model: str, version: str, error: PenstockError, now: float) -> WorkerRoute | None:
+    def postpone_discovery(self, model: str, version: str, error: PenstockError, now: float) -> WorkerRoute | None:
         """Schedule the next Discover call after a failed call; return the current route if it is still valid."""
         model_route = self._models.setdefault((model, version), _ModelRoute())
         if model_route.route is None:
             may_succeed = error.is_retryable or isinstance(error, DeadlineExceeded)
-            model_route.discover_at = now + (min(RETRY_S * 2.0**model_route.misses, RARE_S) if may_succeed else RARE_S)
+            model_route.discover_at = now + (
+                min(FIRST_RETRY_S * 2.0**model_route.misses, RARE_RETRY_S) if may_succeed else RARE_RETRY_S
+            )
             model_route.misses = min(model_route.misses + 1, 10)
         return model_route.route
 
-    def route_failed(self, route: WorkerRoute, error: PenstockError, now: float) -> bool:
+    def drop_failed_route(self, route: WorkerRoute, error: PenstockError, now: float) -> bool:
         """Drop the worker's routes if the worker caused the error; return whether to send the request to a gateway."""
         if isinstance(error, Unavailable | DeadlineExceeded | Unauthenticated | UnknownModel):
             self._drop_routes(route)

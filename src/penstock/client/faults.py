@@ -23,7 +23,11 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 CODE = "penstock-code"
 RETRY_AFTER, RETRY_AFTER_MS = "retry-after", "retry-after-ms"
 LIMIT = "penstock-limit"
-PLAIN_MARKS = ("socket closed", "reset by peer", "connection lost")  # a TLS port closes plain connections
+PLAIN_MARKS = (
+    "socket closed",
+    "reset by peer",
+    "connection lost",
+)  # a TLS port closed a plaintext connection
 TLS_MARKS = ("ssl", "certificate", "handshake")  # words in gRPC's error text if TLS has failed
 # For errors of gRPC itself or of another server, which carry no Penstock code.
 _FOREIGN: Mapping[grpc.StatusCode, type[PenstockError]] = {
@@ -36,7 +40,7 @@ _FOREIGN: Mapping[grpc.StatusCode, type[PenstockError]] = {
 }
 
 
-def from_call(error: grpc.RpcError, address: str) -> PenstockError:
+def convert_call_error(error: grpc.RpcError, address: str) -> PenstockError:
     """Convert the error of a call to the server at `address`, which grpc or grpc.aio raised."""
     status, details = error.code(), error.details() or ""
     trailing = _decode_values(error.trailing_metadata() or ())
@@ -44,9 +48,9 @@ def from_call(error: grpc.RpcError, address: str) -> PenstockError:
         found = rebuild_error(trailing[CODE], details, {"limit": trailing[LIMIT]} if trailing.get(LIMIT) else {})
         return _set_retry_hint(found, _read_retry_hint(trailing))
     if status is grpc.StatusCode.UNAVAILABLE:
-        return unreachable(address, details)
+        return make_unreachable_error(address, details)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return timed_out()
+        return make_timeout_error()
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidRequest(f"the server at {address} does not speak the Open Inference Protocol: {details}")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "message larger than max" in details:
@@ -54,25 +58,25 @@ def from_call(error: grpc.RpcError, address: str) -> PenstockError:
     return _FOREIGN.get(status, InternalError)(details or f"the call failed with {status.name}")
 
 
-def from_manager(error: grpc.RpcError, address: str) -> PenstockError:
+def convert_manager_error(error: grpc.RpcError, address: str) -> PenstockError:
     """Convert the error of a call to a manager, with advice for managers."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidRequest(f"the server at {address} is not a Penstock manager: give a manager's address")
-    found = from_call(error, address)
+    found = convert_call_error(error, address)
     if type(found) is not Unavailable:
         return found
     problem = f"no Penstock manager answers at {address} ({_find_reason(error.details() or '')}): is it running there?"
     return Unavailable(f"{problem} Give --server HOST:PORT of a manager")
 
 
-def from_stream(answer: pb.ModelStreamInferResponse) -> PenstockError:
+def convert_stream_error(answer: pb.ModelStreamInferResponse) -> PenstockError:
     given = answer.infer_response.parameters
     fields = {"limit": given["limit"].string_param} if "limit" in given else {}
     found = rebuild_error(given[CODE].string_param, answer.error_message, fields)
     return _set_retry_hint(found, given["retry_after_s"].double_param if "retry_after_s" in given else None)
 
 
-def unreachable(address: str, details: str) -> Unavailable:
+def make_unreachable_error(address: str, details: str) -> Unavailable:
     advice = f"is `penstock serve` running at {address}?"
     if any(mark in details.lower() for mark in TLS_MARKS):
         advice = f"does the server at {address} use TLS, with a certificate from an authority that this client trusts?"
@@ -86,7 +90,7 @@ def unreachable(address: str, details: str) -> Unavailable:
 
 
 def mark_unsent(error: PenstockError) -> PenstockError:
-    """Return the error for a request that was not sent, marked as definite because the request did not run."""
+    """Return the error marked as definite: the request was not sent, so it certainly did not run."""
     if not isinstance(error, Unavailable) or error.is_definite:
         return error
     found = Unavailable(error.message)
@@ -94,14 +98,14 @@ def mark_unsent(error: PenstockError) -> PenstockError:
     return found
 
 
-def unresponsive_worker(address: str) -> Unavailable:
+def make_unresponsive_error(address: str) -> Unavailable:
     """Return the error of a request to a worker that stopped answering; the request may have run."""
     error = Unavailable(f"the worker at {address} does not answer")
     error.is_definite, error.retry_after_s = False, 0.0
     return error
 
 
-def timed_out() -> DeadlineExceeded:
+def make_timeout_error() -> DeadlineExceeded:
     return DeadlineExceeded("no answer before the deadline; give a longer timeout if the model needs it")
 
 

@@ -126,9 +126,9 @@ def pick_output(outputs: Mapping[str, Array], name: str, model: str) -> Array:
     return outputs[name]
 
 
-def column(elements: Sequence[bytes | str]) -> Array:
+def make_bytes_column(elements: Sequence[bytes | str]) -> Array:
     """Return a BYTES array of shape [n, 1], which the tasks take."""
-    return objects(elements).reshape(-1, 1)
+    return make_object_array(elements).reshape(-1, 1)
 
 
 def decode_signature(message: pb.ModelMetadataResponse) -> ModelSignature:
@@ -139,7 +139,7 @@ def decode_signature(message: pb.ModelMetadataResponse) -> ModelSignature:
     return ModelSignature(message.name, tuple(message.versions), message.platform, inputs, outputs)
 
 
-def objects(values: Sequence[object]) -> Array:
+def make_object_array(values: Sequence[object]) -> Array:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array

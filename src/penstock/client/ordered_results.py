@@ -1,4 +1,4 @@
-"""Works on several items at once and returns the results in the order of the items."""
+"""Process several items concurrently and return the results in the order of the items."""
 
 import asyncio
 from collections import deque
@@ -19,7 +19,7 @@ def check_window(window: int) -> None:
 async def map_in_order(
     items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
 ) -> AsyncGenerator[R, None]:
-    """Yield the results of `work` in the order of the items; the first failure ends the iteration.
+    """Call `work` for several items at once, and yield the results in the order of the items.
 
     No further item is read while `window` items are being worked on or have results that wait to be read.
     """

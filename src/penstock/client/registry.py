@@ -58,7 +58,7 @@ class ModelVersion:
 
 @dataclass(slots=True)
 class _Stall:
-    """Decides how long a transfer without progress is retried."""
+    """Decides how long a stalled upload or download is retried."""
 
     give_up_s: float
     since: float = field(default_factory=time.monotonic)
@@ -127,7 +127,7 @@ class RegistryClient:
         while True:
             try:
                 state = await self._call("Begin", begin)
-                stall.give_up_s = self._give_up_s  # a manager has answered
+                stall.give_up_s = self._give_up_s  # the address of a manager that has answered
                 if state.is_committed:
                     return await self.find(f"{manifest.model}:{manifest.version}")
                 if any(file.offset < file.size_bytes for file in state.files):
@@ -219,7 +219,7 @@ class RegistryClient:
             raise decode_failure(response.failure)
 
     async def _call(self, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
-        """Make a call; try every manager once before it fails."""
+        """Make a call; try every manager once before failing."""
         for is_last in (*[False] * (len(self._addresses) - 1), True):
             try:
                 return await self._call_one(method, request, timeout_s)
@@ -271,7 +271,7 @@ async def _read_pieces(file: Path, offset: int, size_bytes: int) -> AsyncIterato
 def _convert_error(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
     if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED):
         return Unavailable(f"the connection to {address} was interrupted: {error.details()}")
-    return faults.from_manager(error, address)
+    return faults.convert_manager_error(error, address)
 
 
 def _decode_version(found: pb.ModelVersion) -> ModelVersion:

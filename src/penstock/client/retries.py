@@ -34,18 +34,18 @@ class Retries:
 class RetryBudget:
     """The retries that a client may still make, so that retries do not multiply an overload."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._left = float(most)
+    def __init__(self, max_retries: int) -> None:
+        self._max_retries = max_retries
+        self._retries_left = float(max_retries)
 
     def earn(self) -> None:
-        if self._left < self._most:
-            self._left = min(self._most, self._left + EARNED)
+        if self._retries_left < self._max_retries:
+            self._retries_left = min(self._max_retries, self._retries_left + EARNED)
 
     def take(self) -> bool:
-        if self._left < 1:
+        if self._retries_left < 1:
             return False
-        self._left -= 1
+        self._retries_left -= 1
         return True
 
 

@@ -34,7 +34,7 @@ class InferStream:
         self._unsent: asyncio.Queue[pb.ModelInferRequest | None] = asyncio.Queue(MAX_WAITING)  # None: end of the stream
         self._stub = stub
         self._sent: set[str] = set()  # ids of waiting requests that were sent
-        self._writing = ""  # the id that was passed to gRPC last
+        self._writing = ""  # the id that was most recently passed to gRPC
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._ended: PenstockError | None = None
         self.answered_at = time.monotonic()  # when the last answer came
@@ -78,13 +78,13 @@ class InferStream:
             message = await self._unsent.get()
             if message is None or self._ended is not None:
                 return
-            if message.id in self._waiting:  # else its caller has cancelled it
+            if message.id in self._waiting:  # otherwise the caller has cancelled the request
                 self._sent.add(message.id)
                 self._writing = message.id
                 yield message
 
     async def _read_answers(self) -> None:
-        ended: PenstockError = faults.unreachable(self._address, "the server ended the stream")
+        ended: PenstockError = faults.make_unreachable_error(self._address, "the server ended the stream")
         try:
             async for answer in self._answers:
                 self.answered_at = time.monotonic()
@@ -94,7 +94,7 @@ class InferStream:
                 self._sent.discard(self._writing)
                 ended = await self._find_refusal() or ended
             else:
-                ended = faults.from_call(error, self._address)
+                ended = faults.convert_call_error(error, self._address)
         except asyncio.CancelledError:
             ended = Cancelled("the client was closed")
             if not self.is_closed:  # the task was not cancelled by `close`, but because the event loop ends
@@ -107,16 +107,16 @@ class InferStream:
         try:
             await self._stub.ModelReady(pb.ModelReadyRequest(name="-"), timeout=CLOSE_S)
         except grpc.aio.AioRpcError as error:
-            found = faults.from_call(error, self._address)
+            found = faults.convert_call_error(error, self._address)
             return found if isinstance(found, Unauthenticated | Forbidden) else None
         return None
 
     def _deliver(self, answer: pb.ModelStreamInferResponse) -> None:
         future = self._waiting.get(answer.infer_response.id)
         if future is None or future.done():
-            return  # its caller has cancelled it
+            return  # the caller has cancelled the request
         if answer.error_message:
-            future.set_exception(faults.from_stream(answer))
+            future.set_exception(faults.convert_stream_error(answer))
         elif is_partial(answer.infer_response):
             name = answer.infer_response.model_name
             future.set_exception(InvalidRequest(f"model '{name}' may return several answers: use infer_stream()"))

@@ -23,8 +23,8 @@ from penstock.client.text_generation import (
     Messages,
     Prompt,
     TextDelta,
-    chat_request,
-    prompt_request,
+    make_chat_request,
+    make_prompt_request,
 )
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.wire.channels import Channels, make_bearer_header
@@ -114,7 +114,7 @@ class Client:
 
         Close the iterator to cancel the rest of the answer.
         """
-        asked = chat_request(model, messages, options)
+        asked = make_chat_request(model, messages, options)
         return self._generate_stream(asked) if stream else self._generate(asked)
 
     @overload
@@ -131,7 +131,7 @@ class Client:
         self, model: str, prompt: Prompt, *, stream: bool = False, **options: Unpack[AnswerOptions]
     ) -> Generated | Generator[TextDelta, None, None]:
         """Complete a raw prompt, without a chat template; otherwise like `chat`."""
-        asked = prompt_request(model, prompt, options)
+        asked = make_prompt_request(model, prompt, options)
         return self._generate_stream(asked) if stream else self._generate(asked)
 
     embed = _make_blocking(Calls.embed)
@@ -173,17 +173,17 @@ class _BlockingCalls(Calls):
     async def _ask_worker(
         self, route: WorkerRoute, message: pb.ModelInferRequest, timeout_s: float
     ) -> pb.ModelInferResponse:
-        worker = self._worker_connection(route)
+        worker = self._get_worker_connection(route)
         with self._watch.watch(worker):
             try:
                 answer = worker.stub.ModelInfer(message, timeout=timeout_s, metadata=make_bearer_header(route.token))
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
-                if worker.is_left:
-                    raise faults.unresponsive_worker(route.address) from error
+                if worker.is_abandoned:
+                    raise faults.make_unresponsive_error(route.address) from error
                 raise
         return answer  # type: ignore[no-any-return]
 
-    def _hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+    def _make_hedged_attempt(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
         async def ask(timeout_s: float) -> pb.ModelInferResponse:
             started = time.monotonic()
             answered: SimpleQueue[Any] = SimpleQueue()

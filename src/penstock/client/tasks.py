@@ -6,7 +6,7 @@ from typing import TypedDict, TypeGuard
 
 import numpy as np
 
-from penstock.client.messages import ModelSignature, column, pick_output
+from penstock.client.messages import ModelSignature, make_bytes_column, pick_output
 from penstock.core.errors import InternalError, InvalidRequest, InvalidTensor
 from penstock.core.ranking import compute_cosines, rank_best_first
 from penstock.core.requests import Parameter
@@ -32,12 +32,12 @@ class Pairs:
     passages: list[str]
 
 
-def image_parameters(options: ImageOptions) -> dict[str, Parameter]:
+def make_image_parameters(options: ImageOptions) -> dict[str, Parameter]:
     return {name: value for name, value in options.items() if isinstance(value, int | str)}
 
 
-async def in_chunks(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:
-    """Yield the texts in lists of `size`; await only if the texts come from an asynchronous iterable."""
+async def split_into_chunks(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:
+    """Yield the texts in lists of `size`. Does not wait unless `texts` is an asynchronous iterable."""
     if size < 1:
         raise InvalidRequest(f"batch is {size}: it must be at least 1")
     chunk: list[str] = []
@@ -75,11 +75,11 @@ def read_pairs(query: str | Iterable[str], passages: Iterable[str]) -> Pairs:
     return pairs
 
 
-def score_inputs(pairs: Pairs, task: str, model: str) -> dict[str, Array]:
+def make_score_inputs(pairs: Pairs, task: str, model: str) -> dict[str, Array]:
     if task == SCORE:
-        return {"query": column(pairs.queries), "passage": column(pairs.passages)}
+        return {"query": make_bytes_column(pairs.queries), "passage": make_bytes_column(pairs.passages)}
     if task == EMBED:
-        return {"text": column([*pairs.queries, *pairs.passages])}
+        return {"text": make_bytes_column([*pairs.queries, *pairs.passages])}
     problem = f"has the task '{task}'" if task else "reports no task"
     raise InvalidRequest(f"model '{model}' {problem}: scores need a model with the task '{SCORE}' or '{EMBED}'")
 
@@ -106,7 +106,7 @@ def is_tensor(items: Items) -> TypeGuard[Array]:
     return isinstance(items, np.ndarray) and items.dtype.kind not in "OSU"
 
 
-def item_inputs(items: Iterable[bytes] | Iterable[str]) -> dict[str, Array]:
+def make_item_inputs(items: Iterable[bytes] | Iterable[str]) -> dict[str, Array]:
     """Return the model input for images (bytes) or texts (str)."""
     if isinstance(items, bytes | str):
         raise InvalidRequest("classify takes a list of images (bytes) or texts (str), not one item: classify([image])")
@@ -114,13 +114,13 @@ def item_inputs(items: Iterable[bytes] | Iterable[str]) -> dict[str, Array]:
     if not given:
         raise InvalidRequest("there is nothing to classify: give at least one image or text")
     if all(isinstance(item, bytes) for item in given):
-        return {"image": column(given)}
+        return {"image": make_bytes_column(given)}
     if all(isinstance(item, str) for item in given):
-        return {"text": column(given)}
+        return {"text": make_bytes_column(given)}
     raise InvalidRequest("classify takes only images (bytes), only texts (str), or one array of numbers")
 
 
-def tensor_inputs(array: Array, signature: ModelSignature) -> dict[str, Array]:
+def make_tensor_inputs(array: Array, signature: ModelSignature) -> dict[str, Array]:
     """Return the array as the model's only input, converted to its datatype; do not convert floats to integers."""
     if len(signature.inputs) != 1 or signature.inputs[0].datatype == BYTES:
         takes = ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in signature.inputs)
@@ -132,7 +132,7 @@ def tensor_inputs(array: Array, signature: ModelSignature) -> dict[str, Array]:
         raise InvalidTensor(f"input '{spec.name}' needs {spec.datatype}: {error}") from error
 
 
-def label_parameters(top_k: int | None) -> dict[str, Parameter]:
+def make_label_parameters(top_k: int | None) -> dict[str, Parameter]:
     """Return the parameter for the number of labels; None means the model's own setting."""
     if top_k is None:
         return {}

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from penstock.client.messages import CallControls, objects, pick_output
+from penstock.client.messages import CallControls, make_object_array, pick_output
 from penstock.core.errors import InternalError, InvalidRequest
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
@@ -35,7 +35,7 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     repetition_penalty: float | None
-    logprobs: bool | int | None  # if set, the answer contains token ids, too
+    logprobs: bool | int | None  # the number of most likely tokens to return; the answer then contains token ids, too
     ignore_eos: bool | None
     echo: bool | None
     include_stop_str_in_output: bool | None
@@ -105,7 +105,7 @@ class TextDelta:
     """New text of one choice, while an answer is streamed."""
 
     text: str
-    index: int = 0  # of the choice
+    index: int = 0  # the index of the choice
     finish_reason: str = ""  # empty: more text follows
     usage: TextUsage = TextUsage()  # of the whole request so far
     token_ids: Sequence[int] = ()
@@ -128,23 +128,23 @@ class TextRequest:
     controls: CallControls
 
 
-def chat_request(model: str, messages: Messages, options: AnswerOptions) -> TextRequest:
+def make_chat_request(model: str, messages: Messages, options: AnswerOptions) -> TextRequest:
     given: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     if system := options.get("system"):
         given.insert(0, {"role": "system", "content": system})
     if not given:
         raise InvalidRequest("there are no messages: give at least one message")
-    return _build_request(model, {"messages": objects([_to_json("messages", given)])}, options)
+    return _build_request(model, {"messages": make_object_array([_to_json("messages", given)])}, options)
 
 
-def prompt_request(model: str, prompt: Prompt, options: AnswerOptions) -> TextRequest:
+def make_prompt_request(model: str, prompt: Prompt, options: AnswerOptions) -> TextRequest:
     if options.get("system"):
         raise InvalidRequest("a raw prompt has no system prompt: use 'system' with chat()")
     given = [prompt] if isinstance(prompt, str) else list(prompt)
     if not given:
         raise InvalidRequest("there is no prompt: give at least one text, or one token id")
     if all(isinstance(each, str) for each in given):
-        return _build_request(model, {"text_input": objects(given)}, options)
+        return _build_request(model, {"text_input": make_object_array(given)}, options)
     if all(isinstance(each, int | np.integer) and not isinstance(each, bool) for each in given):
         return _build_request(model, {"input_ids": np.array(given, np.int64)}, options)
     raise InvalidRequest("a prompt must be a text, a list of texts, or a list of token ids (int)")
@@ -208,7 +208,7 @@ def read_deltas(outputs: Mapping[str, Array], model: str) -> Iterator[TextDelta]
         start = end
 
 
-def read_whole(outputs: Mapping[str, Array], model: str) -> Generated:
+def read_answer(outputs: Mapping[str, Array], model: str) -> Generated:
     return join_deltas(read_deltas(outputs, model))
 
 

@@ -40,7 +40,7 @@ async def stream_raw(
     image: ImageOptions | None = None,
     **options: Unpack[ClientOptions],
 ) -> AsyncGenerator[bytes | PenstockError, None]:
-    """Send each frame to the model and yield the answers in order; for a frame that failed, yield the error.
+    """Send each frame (an image) to the model and yield the answers in order, or the error of a frame that failed.
 
     `names` are the model's input and output, `image` contains the options of the resulting images, and `options` are
     the keyword arguments of `Client`. At most `window` frames are being processed or have answers that wait to be read.
@@ -64,7 +64,7 @@ async def stream_raw(
     except InvalidURI as error:
         raise InvalidRequest(f"{http} is not the HTTP address of a server: {error}") from error
     except (OSError, InvalidHandshake) as error:
-        raise faults.unreachable(http, str(error)) from error
+        raise faults.make_unreachable_error(http, str(error)) from error
 
 
 def _connect(http: str, model: str, asked: Mapping[str, object], timeout_s: float, options: ClientOptions) -> connect:
@@ -124,7 +124,7 @@ async def _exchange_frames(
             room.release()
         await sender
     except TimeoutError:
-        raise faults.timed_out() from None
+        raise faults.make_timeout_error() from None
     finally:
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)

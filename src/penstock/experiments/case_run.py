@@ -1,4 +1,4 @@
-"""Measure a case on a running server: throughput, latency, CPU, memory and accuracy."""
+"""Measure an experiment's case on a running server: throughput, latency, CPU, memory and accuracy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from penstock.experiments.load.steady import (
     AGREEING,
     Measured,
     NothingAnswered,
-    agree,
-    is_enough,
-    is_hopeless,
+    do_windows_agree,
+    has_enough_windows,
+    is_refusing_all,
     measured,
 )
 from penstock.experiments.load.tokens import summarize
 from penstock.experiments.processes import ServerRun
 from penstock.experiments.results import Accuracy, Repeat, TextRepeat
-from penstock.experiments.sampler import Sampler, mean_cpu, peak_mib
+from penstock.experiments.sampler import Sampler, compute_mean_cpu, compute_peak_mib
 from penstock.experiments.variants import Variants
 from penstock.models.convert.fidelity import answer_all, compare_answers
 from penstock.models.loading import load_model
@@ -34,8 +34,8 @@ from penstock.tasks.base import TaskRequest
 from penstock.tasks.built_in import describe_task
 from penstock.tasks.comparison import Answers
 
-COUNTED_WINDOW_S = 0.5  # a run with a number of answers ends with the window in which it reaches that number
-MOST_COUNTED_S = 600.0
+COUNTED_WINDOW_S = 0.5  # windows of a run that ends after a number of answers: shorter windows end the run sooner
+MAX_COUNTED_S = 600.0
 
 TEXTS = 64
 PHOTOS = 3
@@ -44,7 +44,7 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class CaseRun:
-    """Measures cases on a running server. `folder` stores request files, which several cases use."""
+    """Measures an experiment's cases on a running server. `folder` stores files of requests, which cases share."""
 
     server: ServerRun
     folder: Path
@@ -60,8 +60,8 @@ class CaseRun:
         with Generator(spec, generators) as generator, Sampler(self.server.process.pid) as sampler:
             window, enough = self._plan_windows(case)
             outcomes = generator.run_until(window, enough)
-        is_counted = self.part.benchmark_requests is not None  # if so, all windows count, otherwise the last three
-        found = Measured.of(outcomes, thirds_agree(outcomes)) if is_counted else measured(outcomes)
+        is_counted = self.part.benchmark_requests is not None  # True: all windows count; False: the last three
+        found = Measured.of(outcomes, do_thirds_agree(outcomes)) if is_counted else measured(outcomes)
         if not sum(outcome.answered for outcome in found.windows):
             raise NothingAnswered(found.rejected)
         first_s = HEAD_START_S + window.warm_up_s + (len(outcomes) - len(found.windows)) * window.seconds
@@ -80,8 +80,8 @@ class CaseRun:
             is_steady=found.is_steady,
             windows_per_s=[round(outcome.rps, 2) for outcome in outcomes],
             measured_s=sum(outcome.seconds for outcome in found.windows),
-            cpu_percent=mean_cpu(inside),
-            memory_mib=peak_mib(inside),
+            cpu_percent=compute_mean_cpu(inside),
+            memory_mib=compute_peak_mib(inside),
             generator_cpu_share=found.cpu_share,
             samples=sampler.samples,
             generation=generation,
@@ -91,10 +91,12 @@ class CaseRun:
         part = self.part
         wanted = part.benchmark_requests
         if wanted is None:
-            return Window(part.window_s, case.concurrency, case.rate, part.warm_up_s, part.most_windows), is_enough
+            return Window(
+                part.window_s, case.concurrency, case.rate, part.warm_up_s, part.most_windows
+            ), has_enough_windows
         seconds = min(part.window_s, COUNTED_WINDOW_S)
-        window = Window(seconds, case.concurrency, case.rate, part.warm_up_s, int(MOST_COUNTED_S / seconds))
-        return window, lambda outcomes: has_answers(outcomes, wanted)
+        window = Window(seconds, case.concurrency, case.rate, part.warm_up_s, int(MAX_COUNTED_S / seconds))
+        return window, lambda outcomes: has_enough_answers(outcomes, wanted)
 
     def _write_requests(self, case: Case) -> Path:
         keys = {"model", "protocol", "data", "batch_size", *SHAPE_KEYS}
@@ -109,24 +111,24 @@ class CaseRun:
         return write_messages(file, encode(payloads, case.protocol))
 
 
-def _summarize_text(found: Measured, has_bounds: bool) -> TextRepeat | None:
-    tokens = found.tokens
+def _summarize_text(measured_load: Measured, has_bounds: bool) -> TextRepeat | None:
+    tokens = measured_load.tokens
     if tokens is None:
         return None
-    answered = sum(window.answered for window in found.windows)
-    return TextRepeat(**summarize(tokens, answered, found.seconds, has_bounds))
+    answered = sum(window.answered for window in measured_load.windows)
+    return TextRepeat(**summarize(tokens, answered, measured_load.seconds, has_bounds))
 
 
-def has_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:
-    """Return True if at least `wanted` requests were answered, or if the server refuses every request."""
-    return is_hopeless(outcomes) or sum(outcome.answered for outcome in outcomes) >= wanted
+def has_enough_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:
+    """Return True if `wanted` requests were answered, or if waiting is useless: the server refuses every request."""
+    return is_refusing_all(outcomes) or sum(outcome.answered for outcome in outcomes) >= wanted
 
 
-def thirds_agree(outcomes: Sequence[WindowOutcome]) -> bool:
-    """Return True if the three thirds of a run with a given number of requests agree, like three steady windows."""
+def do_thirds_agree(outcomes: Sequence[WindowOutcome]) -> bool:
+    """Return True if the three thirds of a run have similar throughput and latency, so that the run is steady."""
     size = len(outcomes) // AGREEING
     thirds = (outcomes[start * size : (start + 1) * size] for start in range(AGREEING))
-    return bool(size) and agree([Measured.of(third, False) for third in thirds])
+    return bool(size) and do_windows_agree([Measured.of(third, False) for third in thirds])
 
 
 class ServedAccuracy:

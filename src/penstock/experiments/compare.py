@@ -7,18 +7,19 @@ from statistics import mean
 from typing import Any, Literal
 
 from penstock.experiments.results import CaseResult, Figure, Results
-from penstock.experiments.table import markdown_table
+from penstock.experiments.table import format_markdown_table
 from penstock.models.settings_file import flatten_keys
 
 Verdict = Literal["better", "worse", "no difference", "unknown"]
 THROUGHPUT_FLOOR, TAIL_FLOOR = 0.05, 0.10  # few repeats may agree by chance, and few requests make up a tail
-ERRORS = 3.0  # standard errors
+STANDARD_ERRORS = 3.0
 RULE = (
-    f"A difference counts if the ratio is further from 1 than the noise: {ERRORS:g} standard errors of the ratio, "
+    "A difference counts if the ratio is further from 1 than the noise: "
+    f"{STANDARD_ERRORS:g} standard errors of the ratio, "
     "estimated from the spread between repeats of this case or of all cases, whichever is larger, and at least "
     f"{THROUGHPUT_FLOOR:.0%} for throughput and {TAIL_FLOOR:.0%} for p99. Anything smaller is no difference."
 )
-MOST_LISTED = 12
+MAX_LISTED_DIFFERENCES = 12
 FIGURES: Mapping[str, Callable[[CaseResult], Figure]] = {
     "throughput": lambda result: result.items_per_s,
     "p99": lambda result: result.latency("p99"),
@@ -42,7 +43,7 @@ class FigureChange:
 @dataclass(frozen=True, slots=True)
 class CaseChange:
     case: str
-    variants: tuple[str, str]  # of A and B; they differ if the cases were paired by their load
+    variants: tuple[str, str]  # of experiments A and B; different if the cases were paired by their load
     unit: str
     throughput: FigureChange  # items per second
     p99: FigureChange
@@ -82,7 +83,7 @@ def compare(a: Results, b: Results) -> Comparison:
     by_load = _pair_by_load(left_a, left_b)
     paired = {id(result) for pair in by_load for result in pair}
     every = [*ours.values(), *theirs.values()]
-    pooled = {kind: pooled_variance([of(result).values for result in every]) for kind, of in FIGURES.items()}
+    pooled = {kind: estimate_variance([of(result).values for result in every]) for kind, of in FIGURES.items()}
     return Comparison(
         (a.experiment, b.experiment),
         (
@@ -95,23 +96,23 @@ def compare(a: Results, b: Results) -> Comparison:
     )
 
 
-def change(before: Figure, after: Figure, kind: str, pooled: float | None) -> FigureChange:
-    """Compare two values of a figure. `pooled` is the variance over all cases, or None if no case has two repeats."""
+def compare_figures(before: Figure, after: Figure, figure_name: str, variance: float | None) -> FigureChange:
+    """Compare a figure of two experiments. `variance` is pooled over all cases; None if no case has two repeats."""
     ratio = after.mean / before.mean if before.mean else float("inf")
-    own = pooled_variance([before.values, after.values])
-    if pooled is None or not 0 < ratio < float("inf"):
+    own = estimate_variance([before.values, after.values])
+    if variance is None or not 0 < ratio < float("inf"):
         return FigureChange(before.mean, after.mean, ratio, None, "unknown")
-    error = sqrt(max(pooled, own or 0.0) * (1 / len(before.values) + 1 / len(after.values)))
-    noise = max(THROUGHPUT_FLOOR if kind == "throughput" else TAIL_FLOOR, exp(ERRORS * error) - 1)
+    error = sqrt(max(variance, own or 0.0) * (1 / len(before.values) + 1 / len(after.values)))
+    noise = max(THROUGHPUT_FLOOR if figure_name == "throughput" else TAIL_FLOOR, exp(STANDARD_ERRORS * error) - 1)
     if abs(log(ratio)) <= log(1 + noise):
         verdict: Verdict = "no difference"
     else:
-        verdict = "better" if (ratio > 1) == (kind == "throughput") else "worse"
+        verdict = "better" if (ratio > 1) == (figure_name == "throughput") else "worse"
     return FigureChange(before.mean, after.mean, ratio, noise, verdict)
 
 
-def pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
-    """Return the variance of logarithms within groups, a measure of relative noise; None without repeats."""
+def estimate_variance(groups: Sequence[Sequence[float]]) -> float | None:
+    """Return the pooled variance of the values' logarithms, which measures relative noise; None without repeats."""
     squares, freedom = 0.0, 0
     for values in groups:
         logs = [log(value) for value in values if value > 0]
@@ -122,7 +123,7 @@ def pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
 
 
 def _compare_case(a: CaseResult, b: CaseResult, pooled: Mapping[str, float | None]) -> CaseChange:
-    found = {kind: change(of(a), of(b), kind, pooled[kind]) for kind, of in FIGURES.items()}
+    found = {kind: compare_figures(of(a), of(b), kind, pooled[kind]) for kind, of in FIGURES.items()}
     text = (found[kind] if FIGURES[kind](a).values and FIGURES[kind](b).values else None for kind in TEXT_FIGURES)
     unsteady = " and ".join(name for name, result in (("A", a), ("B", b)) if not result.is_steady)
     return CaseChange(
@@ -154,16 +155,16 @@ def _group_by_load(results: Sequence[CaseResult]) -> dict[tuple[object, ...], li
 def _list_changes(what: str, a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
     keys = sorted(key for key in {*a, *b} if a.get(key) != b.get(key))
     lines = [f"{what} {key}: {a.get(key, '–')} → {b.get(key, '–')}" for key in keys]
-    if len(lines) <= MOST_LISTED:
+    if len(lines) <= MAX_LISTED_DIFFERENCES:
         return lines
-    return [*lines[:MOST_LISTED], f"and {len(lines) - MOST_LISTED} more of {what}"]
+    return [*lines[:MAX_LISTED_DIFFERENCES], f"and {len(lines) - MAX_LISTED_DIFFERENCES} more of {what}"]
 
 
 def to_markdown(found: Comparison) -> str:
     lines = [f"# {found.names[0]} (A) and {found.names[1]} (B)", "", found.rule, ""]
     lines += [f"- Differs: {difference}" for difference in found.differences]
     lines += [""] if found.differences else []
-    lines += markdown_table(headers(found), rows(found))
+    lines += format_markdown_table(list_headers(found), list_rows(found))
     for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):
         if cases:
             lines += ["", f"Measured only in {name}: {', '.join(cases)}."]
@@ -185,11 +186,11 @@ def has_text(found: Comparison) -> bool:
     return any(case.first_token is not None for case in found.cases)
 
 
-def headers(found: Comparison) -> tuple[str, ...]:
+def list_headers(found: Comparison) -> tuple[str, ...]:
     return (*HEADERS, *(TEXT_HEADERS if has_text(found) else ()))
 
 
-def rows(found: Comparison) -> list[list[str]]:
+def list_rows(found: Comparison) -> list[list[str]]:
     def text(case: CaseChange) -> list[str]:
         return [*_format_figures(case.first_token), *_format_figures(case.between_tokens)] if has_text(found) else []
 

@@ -35,12 +35,12 @@ ALIASES = {
 }
 PROMPTS = "prompts"
 UNITS = {"pairs": "pairs", "photos": "images", "noop": "rows", PROMPTS: "tokens"}  # all other data are texts
-MOST_CASES = 2000
+MAX_CASES = 2000
 
 
-def _normalize_engine(given: Any) -> Any:
+def _normalize_engine(engine: Any) -> Any:
     """Return the engine's name; accept `pytorch`, which other servers use, for the engine torch."""
-    return "torch" if given == "pytorch" else given
+    return "torch" if engine == "pytorch" else engine
 
 
 class ModelPart(Section):
@@ -86,7 +86,7 @@ class ExperimentPart(Section):
     prompt_tokens: TokenCounts = "128"  # in the forms of `penstock bench`
     output_tokens: TokenCounts = ""
     prefix_tokens: PrefixTokens = 0
-    stream: bool = True  # False: answers come whole
+    stream: bool = True  # False: each answer is one response
     goodput: dict[Literal["ttft", "tpot", "e2el"], Bound] = Field(default_factory=dict)
     repeats: Annotated[int, Field(ge=1, le=100)] = 3
     warm_up_s: Annotated[float, Field(ge=0, le=600)] = 2.0
@@ -198,7 +198,7 @@ class Case(Section):
 
     @property
     def pressure(self) -> float:
-        """The number of callers, or the requests per second in an open loop."""
+        """The load: the number of callers, or the requests per second in an open loop."""
         return self.rate or self.concurrency
 
     @property
@@ -253,8 +253,8 @@ def expand(
     combinations = [dict(zip(order, values, strict=True)) for values in product(*(axes[name] for name in order))]
     cases: dict[str, Case] = {}
     for combination in combinations:
-        if len(cases) > MOST_CASES:
-            raise ConfigError(f"{experiment.name}: more than {MOST_CASES} cases; remove values from its matrix")
+        if len(cases) > MAX_CASES:
+            raise ConfigError(f"{experiment.name}: more than {MAX_CASES} cases; remove values from its matrix")
         case = _make_case(experiment, combination, engine_of, data_of)
         # `exclude` is compared with the resolved case, so that it can match default values.
         facts = case.model_dump(include=MatrixPart.model_fields.keys() & Case.model_fields.keys())

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, DeviceOutOfMemory, InvalidRequest
 from penstock.engines.engine_protocols import EngineHome
 from penstock.experiments.load.choice import LoadData, build_payloads
-from penstock.experiments.variants import settings_problem
+from penstock.experiments.variants import find_settings_problem
 from penstock.models.device_meter import DeviceMeter
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import LoadedModel, ModelFile, load_model
@@ -24,7 +24,7 @@ from penstock.tasks.base import Piece, TaskRequest
 from penstock.tasks.built_in import describe_task
 from penstock.telemetry.gpus import open_gpus
 
-FEWEST_RUNS = 3
+MIN_RUNS = 3
 ANY_SIZE = 2**30
 
 
@@ -32,7 +32,7 @@ ANY_SIZE = 2**30
 class FrameBench:
     """The options of a measurement of latency per frame."""
 
-    folder: ModelFolder  # with one version
+    folder: ModelFolder  # a folder with one version
     device: str
     sizes: Sequence[int]
     engine: str = ""  # empty: the model's own engine, or one that supports the device
@@ -52,13 +52,13 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameStep:
-    batch_size: int  # in frames
+    batch_size: int  # frames per batch
     rows: int = 0  # rows of the network's input: an image may have several tiles
     runs: int = 0
     batch_ms: FrameTimes | None = None  # time of the engine for the batch
     ms_per_frame: FrameTimes | None = None
     frames_per_s: float = 0.0
-    whole_ms_per_frame: FrameTimes | None = None  # with the task's pre- and post-processing in one thread
+    whole_ms_per_frame: FrameTimes | None = None  # including the task's pre- and post-processing, in one thread
     problem: str = ""  # the reason if there are no figures
 
     def to_json(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class FrameRun:
 
         try:
             _time_runs(compute, bench.warm_up_s, 1)
-            runs = _time_runs(compute, bench.window_s, FEWEST_RUNS)
+            runs = _time_runs(compute, bench.window_s, MIN_RUNS)
             whole = _time_runs(lambda: _run_batch(model, requests), bench.window_s, 1)
         except DeviceOutOfMemory as error:
             return FrameStep(size, sum(piece.rows for piece in pieces), problem=error.message)
@@ -149,7 +149,7 @@ class FrameRun:
 
 
 def _read_settings(bench: FrameBench) -> ModelSettings:
-    """Return the model's settings with one instance on the device.
+    """Return the model's settings, changed to one instance on the device.
 
     OpenVINO supports only CPUs, so models with ONNX files for OpenVINO run with ONNX Runtime on other devices.
     """
@@ -165,7 +165,7 @@ def _read_settings(bench: FrameBench) -> ModelSettings:
     if engine and engine != own.engine:
         given |= {"engine": engine, "precision": "auto"}
     given["instances"] = {**given.get("instances", {}), "count": 1, "device": bench.device}
-    if problem := settings_problem(given):
+    if problem := find_settings_problem(given):
         raise ConfigError(f"{bench.folder.name}: {problem}")
     return ModelSettings.model_validate(given)
 
@@ -191,11 +191,11 @@ def _run_batch(model: LoadedModel, requests: Sequence[TaskRequest]) -> None:
         task.finish(request, prepared[number], [answers[id(piece)] for piece in pieces])
 
 
-def _time_runs(run: Callable[[], None], seconds: float, fewest: int) -> list[float]:
-    """Call `run` repeatedly for `seconds`, at least `fewest` times, and return the duration of each call."""
+def _time_runs(run: Callable[[], None], seconds: float, min_runs: int) -> list[float]:
+    """Call `run` repeatedly for `seconds`, at least `min_runs` times, and return the duration of each call."""
     taken: list[float] = []
     end = time.perf_counter() + seconds
-    while len(taken) < fewest or time.perf_counter() < end:
+    while len(taken) < min_runs or time.perf_counter() < end:
         began = time.perf_counter()
         run()
         taken.append(time.perf_counter() - began)

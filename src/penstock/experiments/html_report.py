@@ -93,10 +93,10 @@ def _render_summary(results: Results, found: Sequence[CaseResult]) -> str:
     return '<div class="tiles">' + "".join(_render_tile(*tile) for tile in tiles) + "</div>"
 
 
-def _render_tile(name: str, value: str, beside: str, below: str) -> str:
+def _render_tile(name: str, value: str, unit: str, caption: str) -> str:
     return (
         f'<div class="tile"><p class="name">{escape(name)}</p><p class="value">{escape(value)} '
-        f"<small>{escape(beside)}</small></p><p class='below'>{escape(below)}</p></div>"
+        f"<small>{escape(unit)}</small></p><p class='below'>{escape(caption)}</p></div>"
     )
 
 
@@ -135,10 +135,14 @@ def _draw_trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str
 
 
 def _draw_against_rate(
-    title: str, found: Sequence[CaseResult], colours: dict[str, int], label: str, of: Callable[[CaseResult], Figure]
+    title: str,
+    found: Sequence[CaseResult],
+    colours: dict[str, int],
+    label: str,
+    read_figure: Callable[[CaseResult], Figure],
 ) -> str:
     def point(result: CaseResult) -> Point:
-        rate, time = result.items_per_s, of(result)
+        rate, time = result.items_per_s, read_figure(result)
         tip = (
             f"{_describe_case(result)}: {number(rate.mean)} {result.unit}/s {share(rate)}, "
             f"p50 latency {number(result.latency('p50').mean)} ms, {label} {number(time.mean)} {share(time)}"
@@ -198,9 +202,11 @@ def _group_by_load(found: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
 
 
 def _draw_curves(
-    name: str, group: Sequence[CaseResult], colours: dict[str, int], of: Callable[[CaseResult], Latencies]
+    name: str, group: Sequence[CaseResult], colours: dict[str, int], read_figure: Callable[[CaseResult], Latencies]
 ) -> str:
-    series = [Curve(each.case.variant, _compute_points(of(each)), colours[each.case.variant]) for each in group]
+    series = [
+        Curve(each.case.variant, _compute_points(read_figure(each)), colours[each.case.variant]) for each in group
+    ]
     last = max((point.x for each in series for point in each.points), default=0.0)
     ticks = [
         (_percentile_position(percent), f"{percent:g}%")

@@ -114,7 +114,7 @@ def _choose_ticks(low: float, high: float, count: int = 7) -> list[tuple[float, 
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first = floor(low / step)
     last = ceil(high / step - 1e-9)
-    return [(number * step, short(number * step)) for number in range(first, last + 1)]
+    return [(number * step, format_short(number * step)) for number in range(first, last + 1)]
 
 
 def _choose_log_ticks(low: float, high: float) -> list[tuple[float, str]]:
@@ -123,10 +123,10 @@ def _choose_log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     values = [step * 10.0**exponent for exponent in exponents for step in steps]
     below = [value for value in values if value <= low][-1:]
     above = [value for value in values if value >= high][:1]
-    return [(value, short(value)) for value in values if below[0] <= value <= above[0]]
+    return [(value, format_short(value)) for value in values if below[0] <= value <= above[0]]
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 6):g}"

@@ -70,7 +70,7 @@ class ServerRun(ChildProcess):
         super().__init__(command, self.log, **options)
         try:
             event = self._wait_ready()
-        except BaseException:  # the `with` block has not begun, so that nothing else would end the process
+        except BaseException:  # the `with` block has not begun, so its exit cannot end the process
             self.__exit__(None, None, None)
             raise
         self.http, self.grpc, self.workers = _read_address(event), str(event["grpc"]), int(event["workers"])
@@ -117,7 +117,7 @@ class ExperimentServer(ServerRun):
         super().__init__(models, folder, *flags)
 
     def _is_ready(self, http: str) -> bool:
-        """Return True if all workers have loaded the model; the server reports ready after the first worker."""
+        """Return True if all workers have loaded the model. The server itself reports ready after the first worker."""
         try:
             with urllib.request.urlopen(f"http://{http}/v1/status", timeout=5) as answer:
                 status = json.load(answer)

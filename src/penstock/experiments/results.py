@@ -42,7 +42,7 @@ class TextRepeat(StoredModel):
     first_token_ms: dict[str, float] | None
     between_tokens_ms: dict[str, float] | None
     token_ms: dict[str, float] | None  # the mean time between tokens of an answer
-    goodput_per_s: float | None  # answers within all bounds
+    goodput_per_s: float | None  # answers per second that met all latency bounds
     first_token_histogram: str
     between_tokens_histogram: str
 
@@ -58,8 +58,8 @@ class Repeat(StoredModel):
     is_steady: bool
     windows_per_s: list[float]  # requests per second in each window
     measured_s: float
-    cpu_percent: dict[str, float]  # by role, in percent of one core, during the measured windows
-    memory_mib: dict[str, float]  # peak by role
+    cpu_percent: dict[str, float]  # by role (gateway, worker), in percent of one core, during the measured windows
+    memory_mib: dict[str, float]  # peak by role (gateway, worker)
     generator_cpu_share: float  # CPU share of a process of the load generator; 1 is a whole core
     samples: list[UsageSample]  # of the whole run, including warm-up
     generation: TextRepeat | None = None
@@ -72,11 +72,11 @@ class CaseResult(StoredModel):
     accuracy: Accuracy | None = None
     repeats: list[Repeat] = Field(default_factory=list)
 
-    def has(self, number: int) -> bool:
+    def has_repeat(self, number: int) -> bool:
         return any(repeat.number == number for repeat in self.repeats)
 
-    def figure(self, of: Callable[[Repeat], float]) -> "Figure":
-        return Figure([of(repeat) for repeat in self.repeats])
+    def figure(self, read_figure: Callable[[Repeat], float]) -> "Figure":
+        return Figure([read_figure(repeat) for repeat in self.repeats])
 
     @property
     def rps(self) -> "Figure":
@@ -93,9 +93,9 @@ class CaseResult(StoredModel):
     def text_repeats(self) -> list[TextRepeat]:
         return [repeat.generation for repeat in self.repeats if repeat.generation is not None]
 
-    def text(self, of: Callable[[TextRepeat], float | None]) -> "Figure":
-        """Return a figure over the repeats in which the figure was measured."""
-        return Figure([value for value in map(of, self.text_repeats) if value is not None])
+    def text(self, read_figure: Callable[[TextRepeat], float | None]) -> "Figure":
+        """Return a figure of generated text over the repeats that measured the figure."""
+        return Figure([value for value in map(read_figure, self.text_repeats) if value is not None])
 
     def first_token(self, name: str) -> "Figure":
         return self.text(lambda repeat: (repeat.first_token_ms or {}).get(name))

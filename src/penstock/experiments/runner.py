@@ -45,7 +45,7 @@ class Turn:
 
 
 def plan_turns(results: Sequence[CaseResult], repeats: int) -> list[Turn]:
-    """Return the turns that are not measured yet: repeat 1 of all cases, then repeat 2, and so on.
+    """Return the turns that still have to be measured: repeat 1 of all cases, then repeat 2, and so on.
 
     Every other repeat runs in reverse order, so that a slow minute of the machine affects all cases alike, and no case
     always runs after the same case.
@@ -54,7 +54,7 @@ def plan_turns(results: Sequence[CaseResult], repeats: int) -> list[Turn]:
     for number in range(1, repeats + 1):
         groups: dict[str, list[Case]] = {}
         for result in results:
-            if not result.not_run and not result.has(number):
+            if not result.not_run and not result.has_repeat(number):
                 groups.setdefault(result.case.server_id, []).append(result.case)
         found = [Turn(number, tuple(cases)) for cases in groups.values()]
         turns += found if number % 2 else [Turn(number, turn.cases[::-1]) for turn in reversed(found)]
@@ -77,7 +77,7 @@ class ExperimentRunner:
         self._accuracy = ServedAccuracy(variants)
 
     def run(self) -> Results:
-        """Measure the remaining turns. After an interruption, the results so far are saved and no server is running."""
+        """Measure the remaining cases. An interruption saves the results so far and stops the server."""
         self._folder.mkdir(parents=True, exist_ok=True)
         results = self._create_or_resume()
         wanted = self._select_cases(results)
@@ -152,7 +152,7 @@ class ExperimentRunner:
                     self._save(results)
         except (ServerFailed, PenstockError) as error:
             for result in cases:
-                if not result.has(turn.repeat):
+                if not result.has_repeat(turn.repeat):
                     self._mark_as_not_run(result, str(error))
             self._save(results)
 
@@ -215,7 +215,7 @@ def _explain_difference(old: Results, new: Results) -> str | None:
 
 
 def _merge_previous(old: Results, new: Results) -> Results:
-    """Return `new` with the measured repeats of `old`; cases that could not run are tried again."""
+    """Return the results `new` with the measured repeats of `old`; retry cases that could not run."""
     measured = {result.case.id: result for result in old.cases}
     for result in new.cases:
         before = measured[result.case.id]

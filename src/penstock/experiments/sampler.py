@@ -43,7 +43,7 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        with suppress(psutil.NoSuchProcess):  # the server has ended; the load reports it
+        with suppress(psutil.NoSuchProcess):  # the server has ended; the load generator reports the failure
             before, moment = usage(self._main), time.monotonic()
             while not self._over.wait(PERIOD_S):
                 found, now = usage(self._main), time.monotonic()
@@ -54,20 +54,20 @@ class Sampler:
                 before, moment = found, now
 
 
-def usage(main: psutil.Process) -> dict[str, tuple[float, int]]:
+def usage(main_process: psutil.Process) -> dict[str, tuple[float, int]]:
     """Return a server's CPU seconds so far and resident bytes by role."""
     sums = dict.fromkeys(ROLES, (0.0, 0))
-    for process in (main, *main.children(recursive=True)):
-        role = "worker" if process != main and "gateway" not in process.cmdline() else "gateway"
+    for process in (main_process, *main_process.children(recursive=True)):
+        role = "worker" if process != main_process and "gateway" not in process.cmdline() else "gateway"
         times = process.cpu_times()
         seconds, size = sums[role]
         sums[role] = (seconds + times.user + times.system, size + process.memory_info().rss)
     return sums
 
 
-def mean_cpu(samples: Sequence[UsageSample]) -> dict[str, float]:
+def compute_mean_cpu(samples: Sequence[UsageSample]) -> dict[str, float]:
     return {role: sum(getattr(each, f"{role}_cpu") for each in samples) / max(1, len(samples)) for role in ROLES}
 
 
-def peak_mib(samples: Sequence[UsageSample]) -> dict[str, float]:
+def compute_peak_mib(samples: Sequence[UsageSample]) -> dict[str, float]:
     return {role: max((getattr(each, f"{role}_mib") for each in samples), default=0.0) for role in ROLES}

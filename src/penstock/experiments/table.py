@@ -50,8 +50,8 @@ def share(figure: Figure) -> str:
     return "–" if figure.spread is None else f"±{figure.spread:.0%}"
 
 
-def _format_mean(of: Callable[[CaseResult, str], Figure], name: str) -> Callable[[CaseResult], str]:
-    return lambda result: number(of(result, name).mean)
+def _format_mean(read_figure: Callable[[CaseResult, str], Figure], name: str) -> Callable[[CaseResult], str]:
+    return lambda result: number(read_figure(result, name).mean)
 
 
 Column = tuple[str, Callable[[CaseResult], str]]
@@ -129,15 +129,20 @@ def to_markdown(results: Results) -> str:
     found = measured(results)
     if found:
         rows = [cells(results, result) for result in found]
-        lines += [*markdown_table(headers(results), rows), "", NOISE_RULE, ""]
+        lines += [*format_markdown_table(headers(results), rows), "", NOISE_RULE, ""]
     for result in found:
         lines += [f"- {result.case.id}: {note}" for note in notes(result)]
     if left := not_run(results):
-        lines += ["## Not run", "", *markdown_table(["variant", "loads", "why"], [list(row) for row in left]), ""]
+        lines += [
+            "## Not run",
+            "",
+            *format_markdown_table(["variant", "loads", "why"], [list(row) for row in left]),
+            "",
+        ]
     return "\n".join(lines)
 
 
-def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+def format_markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     def line(values: Sequence[object]) -> str:
         return "| " + " | ".join(str(value).replace("|", "\\|").replace("\n", " ") for value in values) + " |"
 

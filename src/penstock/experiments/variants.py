@@ -57,7 +57,7 @@ class Variants:
         return describe_task(self.folder(model).settings.task).experiment_data
 
     def version_of(self, model: str) -> str:
-        """Return the newest version, or its original if quantized, because cases convert models themselves."""
+        """Return the newest version, or its original if it is quantized, because cases convert models themselves."""
         folder = self.folder(model)
         return original_of(folder.path, folder.versions[-1])
 
@@ -96,7 +96,7 @@ class Variants:
             settings = self.folder(case.model).settings_of(self.version_of(case.model))
             if reason := why_not_converted(method, self.file(case.model), settings):
                 return reason
-        return settings_problem(self.settings(case))
+        return find_settings_problem(self.settings(case))
 
     def settings(self, case: Case) -> dict[str, Any]:
         """Return the case's model.yaml: the model's settings, overridden by the settings of the case."""
@@ -136,17 +136,17 @@ def _needs_conversion(engine: str, precision: str) -> bool:
     return engine in RECIPES and precision in CONVERTED
 
 
-def settings_problem(given: Mapping[str, Any]) -> str | None:
+def find_settings_problem(settings: Mapping[str, Any]) -> str | None:
     """Return the first problem of a model.yaml, or None if it is valid."""
     try:
-        ModelSettings.model_validate(given)
+        ModelSettings.model_validate(settings)
     except ValidationError as error:
         return describe_first_problem(error)
     return None
 
 
 def write_repository(target: Path, model: str, source: Path, file: Path, settings: Mapping[str, Any]) -> Path:
-    """Create a repository with one model: links to `file` instead of `source`, and to the files beside `source`."""
+    """Create a repository with one model: a link to `file` in place of `source`, and to the files beside it."""
     version = target / model / "1"
     version.mkdir(parents=True)
     weights = weight_files(file) if file != source else []

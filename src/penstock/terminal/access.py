@@ -35,7 +35,7 @@ class Access:
 
     @classmethod
     def of(cls, config: "Config", ca: str = "") -> "Access":
-        """Return the key and certificates of the settings; use `ca` if the settings name no authority."""
+        """Return the key and certificates of the settings. `ca` applies if the settings name no authority."""
         tls = config.tls
         return cls(config.own_key(), tls.ca or ca, tls.cert, tls.key)
 

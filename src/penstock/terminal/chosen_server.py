@@ -77,7 +77,7 @@ def _find_by_data_directory(folder: Path) -> ChosenServer:
 
 
 def _combine_local(found: "Sequence[RunningServer]") -> ChosenServer:
-    """Return the server to which processes with the same data directory belong."""
+    """Combine local processes with one data directory into a server; raise ConfigError for several servers."""
     gateways = [each for each in found if each.settings.get("gateways") and each.settings.get("http_port")]
     managers = [each.manager for each in found if each.manager]
     if len(gateways) > 1 or len(managers) > 1:

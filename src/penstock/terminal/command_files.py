@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_bytes(file: Path) -> bytes:
-    with file_errors(file, "read"):
+    with name_file_in_errors(file, "read"):
         return file.read_bytes()
 
 
@@ -20,20 +20,20 @@ def read_array(file: Path) -> "Array":
     import numpy as np
 
     try:
-        with file_errors(file, "read"):
+        with name_file_in_errors(file, "read"):
             return np.asarray(np.load(file, allow_pickle=False))
     except (ValueError, EOFError) as error:
         raise InvalidRequest(f"{file}: not a NumPy file of numbers; write one with numpy.save") from error
 
 
 def write_bytes(file: Path, data: bytes) -> None:
-    with file_errors(file, "written"):
+    with name_file_in_errors(file, "written"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
 
 
 @contextmanager
-def file_errors(path: Path | str, action: str) -> Iterator[None]:
+def name_file_in_errors(path: Path | str, action: str) -> Iterator[None]:
     """Convert an OSError in the `with` block to an error that names `path`. `action` is "read" or "written"."""
     try:
         yield

@@ -32,10 +32,10 @@ def open_path(
         with error:
             raise _read_refusal(url, error.code, error.headers.get(CODE, ""), error.read()) from error
     except (OSError, HTTPException, ValueError) as error:
-        raise no_answer(http, error) from error
+        raise make_unavailable_error(http, error) from error
 
 
-def no_answer(http: str, error: Exception) -> Unavailable:
+def make_unavailable_error(http: str, error: Exception) -> Unavailable:
     from ssl import SSLCertVerificationError, SSLError
 
     reason = getattr(error, "reason", error)

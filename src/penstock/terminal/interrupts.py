@@ -9,8 +9,8 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the `with` block on SIGINT and SIGTERM, so that context managers can clean up."""
+def raise_on_signals() -> Iterator[None]:
+    """On SIGINT or SIGTERM, raise KeyboardInterrupt in the `with` block, so that context managers clean up."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -47,7 +47,7 @@ def changes_cluster(command: Callable[..., None]) -> Callable[..., None]:
     return _takes_client(command, has_changes=True)
 
 
-def _takes_client(command: Callable[..., None], has_changes: bool) -> Callable[..., None]:
+def _takes_client(command: Callable[..., None], is_changing: bool) -> Callable[..., None]:
     def run(
         server: Server,
         timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = TIMEOUT_S,
@@ -57,7 +57,7 @@ def _takes_client(command: Callable[..., None], has_changes: bool) -> Callable[.
 
         with ClusterClient(server.managers, timeout, server.channels) as client:
             command(client, **options)
-        if has_changes:
+        if is_changing:
             server.print_changed()
 
     return takes_manager_options(with_options(command, run))
@@ -65,7 +65,7 @@ def _takes_client(command: Callable[..., None], has_changes: bool) -> Callable[.
 
 @contextmanager
 def print_if_slow(text: str) -> Iterator[None]:
-    """Print a text to standard error if the `with` block takes longer than `SILENT_S` and may seem to hang."""
+    """Print a text to standard error if the `with` block takes longer than `SILENT_S`."""
     timer = Timer(SILENT_S, lambda: print(f"penstock: {escape_control_characters(text)}", file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
@@ -76,7 +76,7 @@ def print_if_slow(text: str) -> Iterator[None]:
 
 
 def print_done(is_json: bool, text: str | list[str], **fields: object) -> None:
-    """Print `fields` as JSON, or `text`, which is one line or a list of lines."""
+    """Print the result of a command: `fields` as JSON, or `text`, which is one line or a list of lines."""
     if is_json:
         print_json(fields)
     else:

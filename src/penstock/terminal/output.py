@@ -90,7 +90,7 @@ def lay_out(console: "Console", titles: Sequence[str], rows: Iterable[Sequence[o
 
 
 def _list_fields(titles: Sequence[str], row: Sequence[str], width: int) -> list[str]:
-    """Return a row's first cell, and its other fields in lines that break between fields only."""
+    """Return lines with a row's first cell, and then its other fields, which are not split between lines."""
     lines, line = [row[0]], ""
     for title, cell in zip(titles[1:], row[1:], strict=True):
         field = f"{' '.join(title.split())} {cell}".strip()

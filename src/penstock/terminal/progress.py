@@ -11,7 +11,7 @@ from typing import TypeVar
 from penstock.core.error_text import escape_control_characters, show_size
 
 T = TypeVar("T")
-PERIOD_S = 5.0  # between two lines of one task
+PERIOD_S = 5.0  # pause between two printed lines of one task
 
 
 def print_progress(text: str) -> None:

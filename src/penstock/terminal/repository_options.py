@@ -19,7 +19,7 @@ Watch = Annotated[
 
 
 def find_repository(models: Path | None) -> Path:
-    """Return the repository that `penstock serve` would serve."""
+    """Return `models` or, by default, the repository that `penstock serve` would serve in this folder."""
     from penstock.core.config import load_config
     from penstock.models.default_models import with_default_models
     from penstock.terminal.progress import show_steps

@@ -18,11 +18,11 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def ask_all(what: str, ask: Callable[[A], B], items: Sequence[A], at_once: int) -> list[B]:
+def ask_all(what: str, ask: Callable[[A], B], items: Sequence[A], concurrency: int) -> list[B]:
     """Call `ask` for every item in threads and return the results in order. The first exception cancels the rest."""
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(concurrency) as pool:
         try:
             return list(show_progress(what, pool.map(ask, items), len(items)))
         finally:

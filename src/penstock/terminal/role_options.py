@@ -35,7 +35,7 @@ ConfigFile = Annotated[Path | None, typer.Option(help="YAML configuration file. 
 
 
 class RoleOptions(NamedTuple):
-    """The values of the options that every role of a cluster has."""
+    """The values of the options that every role of a cluster has, as a configuration file and as settings."""
 
     file: Path | None
     flags: dict[str, Any]
@@ -71,7 +71,7 @@ def takes_role_options(command: Callable[..., None]) -> Callable[..., None]:
         **options: Any,
     ) -> None:
         cluster = section(join=join, node=node, bind=bind, advertise=advertise)
-        flags = {"insecure": insecure, "data_dir": data_dir, "cluster": cluster, **access_flags(keys, key_file)}
+        flags = {"insecure": insecure, "data_dir": data_dir, "cluster": cluster, **make_access_flags(keys, key_file)}
         command(RoleOptions(config, flags), **options)
 
     return with_options(command, run)
@@ -103,7 +103,7 @@ def takes_role_options_with_health(command: Callable[..., None]) -> Callable[...
     return takes_role_options(with_options(command, run))
 
 
-def access_flags(keys: bool | None, key_file: Path | None) -> dict[str, Any]:
+def make_access_flags(keys: bool | None, key_file: Path | None) -> dict[str, Any]:
     return {"access": {"keys": "required"} if keys else None, "api_key_file": key_file}
 
 

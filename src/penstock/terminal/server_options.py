@@ -29,7 +29,7 @@ ServerAddress = Annotated[
         "[default: the current context, or the server whose data directory is in this folder]",
     ),
 ]
-LOOKUP_S = 5.0  # for a server to report its other addresses
+LOOKUP_S = 5.0  # timeout for a server to report its other addresses
 
 
 class Server:
@@ -139,7 +139,7 @@ class Server:
         print(escape_controls(f"penstock: changed the server {self.label}"), file=sys.stderr)
 
     def _open(self, path: str) -> Any:
-        """Open a path over HTTP; raise NotHttp if an address without a scheme belongs to another protocol."""
+        """Request a path over HTTP; raise NotHttp if the address has no scheme and is not an HTTP address."""
         from penstock.terminal.http import open_path
 
         try:

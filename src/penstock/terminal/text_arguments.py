@@ -1,11 +1,11 @@
-"""Read texts from arguments, a file or standard input, one per line."""
+"""Read a command's texts from arguments, or line by line from a file or standard input."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.core.errors import InvalidRequest
-from penstock.terminal.command_files import file_errors
+from penstock.terminal.command_files import name_file_in_errors
 
 SHOWN_CHARS = 60
 
@@ -19,7 +19,7 @@ def read_texts(arguments: Sequence[str], file: Path | None, what: str = "texts")
         raise InvalidRequest(f"no {what}: give them as arguments, with --file FILE, or one per line on stdin")
     where = file or "stdin"
     try:
-        with file_errors(where, "read"):
+        with name_file_in_errors(where, "read"):
             raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
         lines = raw.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:

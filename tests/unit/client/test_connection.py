@@ -31,7 +31,7 @@ def connect(asked: threading.Semaphore, is_alive: bool) -> Connection:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "CHECK_S", 0.02)
+    monkeypatch.setattr(connection, "SILENCE_S", 0.02)
 
 
 def test_calls_to_a_silent_worker_are_abandoned() -> None:
@@ -40,7 +40,7 @@ def test_calls_to_a_silent_worker_are_abandoned() -> None:
     silent = connect(asked, is_alive=False)
     with watch.watch(silent):
         assert left.wait(WAIT_S)
-    assert silent.is_left
+    assert silent.is_abandoned
     watch.close()
 
 
@@ -52,7 +52,7 @@ def test_calls_to_a_live_worker_are_awaited() -> None:
         with watch.watch(busy):
             assert asked.acquire(timeout=WAIT_S)
             assert asked.acquire(timeout=WAIT_S)
-    assert not busy.is_left
+    assert not busy.is_abandoned
     assert not left.is_set()
     watch.close()
     assert watch._thread is not None

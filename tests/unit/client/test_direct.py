@@ -5,14 +5,14 @@ import pytest
 from penstock.client.direct import (
     AUTO_AFTER,
     AVOID_S,
+    FIRST_RETRY_S,
     MAX_MODELS,
-    RARE_S,
+    RARE_RETRY_S,
     RENEW_RETRY_S,
-    RETRY_S,
     WorkerRoute,
     WorkerRoutes,
 )
-from penstock.client.faults import unreachable, unresponsive_worker
+from penstock.client.faults import make_unreachable_error, make_unresponsive_error
 from penstock.core.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -44,7 +44,7 @@ def found(
     routes: WorkerRoutes, worker: str = "w", now: float = 0.0, lasts_s: float = 900, **fields: bool
 ) -> WorkerRoute:
     assert routes.choose("m", "", now)[1] is not None
-    route = routes.route_found("m", "", told(worker, lasts_s, **fields), now, UNIX)
+    route = routes.store_route("m", "", told(worker, lasts_s, **fields), now, UNIX)
     assert route is not None
     return route
 
@@ -57,7 +57,7 @@ def test_the_worker_is_discovered_once_and_kept_until_the_token_is_renewed() -> 
     kept, question = routes.choose("m", "", 721)
     assert (kept, question) == (route, pb.DiscoverRequest(model="m"))
     assert routes.choose("m", "", 722) == (route, None)  # another request is already asking
-    assert routes.route_not_found("m", "", Unavailable("no manager"), 722) is route
+    assert routes.postpone_discovery("m", "", Unavailable("no manager"), 722) is route
     assert routes.choose("m", "", 722 + RENEW_RETRY_S)[1] is not None
     assert routes.choose("m", "", 901)[0] is None
 
@@ -70,16 +70,20 @@ def test_a_wrong_clock_does_not_expire_a_token_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("error", "pause_s"),
-    [(Unavailable("none"), RETRY_S), (DeadlineExceeded("late"), RETRY_S), (Forbidden("no"), RARE_S)],
+    [
+        (Unavailable("none"), FIRST_RETRY_S),
+        (DeadlineExceeded("late"), FIRST_RETRY_S),
+        (Forbidden("no"), RARE_RETRY_S),
+    ],
 )
 def test_without_a_worker_requests_are_routed_for_a_while(error: PenstockError, pause_s: float) -> None:
     routes = WorkerRoutes()
     assert routes.choose("m", "", 0)[1] is not None
-    assert routes.route_not_found("m", "", error, 0) is None
+    assert routes.postpone_discovery("m", "", error, 0) is None
     assert routes.choose("m", "", pause_s - 0.1) == (None, None)
     assert routes.choose("m", "", pause_s)[1] is not None
-    routes.route_not_found("m", "", error, pause_s)
-    assert routes.choose("m", "", pause_s + 1.9 * RETRY_S) == (None, None)
+    routes.postpone_discovery("m", "", error, pause_s)
+    assert routes.choose("m", "", pause_s + 1.9 * FIRST_RETRY_S) == (None, None)
 
 
 def test_auto_discovers_a_worker_for_frequently_used_models() -> None:
@@ -91,18 +95,18 @@ def test_auto_discovers_a_worker_for_frequently_used_models() -> None:
 def test_a_client_with_tls_uses_no_worker_without_tls() -> None:
     routes = WorkerRoutes(is_secure=True)
     assert routes.choose("m", "", 0)[1] is not None
-    assert routes.route_found("m", "", told(), 0, UNIX) is None
+    assert routes.store_route("m", "", told(), 0, UNIX) is None
     assert routes.choose("m", "", 1) == (None, None)
-    assert WorkerRoutes(is_secure=True).route_found("m", "", told(is_tls=True), 0, UNIX) is not None
+    assert WorkerRoutes(is_secure=True).store_route("m", "", told(is_tls=True), 0, UNIX) is not None
     gateway = pb.DiscoverResponse(gateway_id="g", address="g:1")
-    assert WorkerRoutes().route_found("m", "", gateway, 0, UNIX) is None
+    assert WorkerRoutes().store_route("m", "", gateway, 0, UNIX) is None
 
 
 @pytest.mark.parametrize(
     ("error", "is_routed", "is_left", "is_avoided"),
     [
-        (unreachable("w:1", "failed to connect"), True, True, True),
-        (unresponsive_worker("w:1"), False, True, True),
+        (make_unreachable_error("w:1", "failed to connect"), True, True, True),
+        (make_unresponsive_error("w:1"), False, True, True),
         (DeadlineExceeded("late"), False, True, True),
         (Unauthenticated("expired"), True, True, False),
         (UnknownModel("replaced"), True, True, False),
@@ -118,26 +122,26 @@ def test_failures_at_a_worker_decide_whether_it_is_used_again(
 ) -> None:
     routes = WorkerRoutes()
     route = found(routes)
-    assert routes.route_failed(route, error, 0) == is_routed
+    assert routes.drop_failed_route(route, error, 0) == is_routed
     left, question = routes.choose("m", "", AVOID_S - 1)
     assert (left is None) == is_left
     if is_left:
         assert question == pb.DiscoverRequest(model="m", avoid=["w"] if is_avoided else [])
-        routes.route_not_found("m", "", error, 0)
+        routes.postpone_discovery("m", "", error, 0)
         assert routes.choose("m", "", AVOID_S + 100)[1] == pb.DiscoverRequest(model="m")
 
 
 def test_a_request_that_may_have_run_is_repeated_if_the_model_allows_it() -> None:
     routes = WorkerRoutes()
-    assert routes.route_failed(found(routes, is_idempotent=True), unresponsive_worker("w:1"), 0)
+    assert routes.drop_failed_route(found(routes, is_idempotent=True), make_unresponsive_error("w:1"), 0)
 
 
 def test_all_models_leave_a_lost_worker() -> None:
     routes = WorkerRoutes()
     route = found(routes)
     routes.choose("n", "", 0)
-    routes.route_found("n", "", told(), 0, UNIX)
-    routes.route_failed(route, unresponsive_worker("w:1"), 0)
+    routes.store_route("n", "", told(), 0, UNIX)
+    routes.drop_failed_route(route, make_unresponsive_error("w:1"), 0)
     assert routes.choose("n", "", 1)[0] is None
 
 

@@ -7,14 +7,14 @@ from penstock.client.messages import ModelSignature
 from penstock.client.tasks import (
     Pairs,
     is_tensor,
-    item_inputs,
-    label_parameters,
+    make_item_inputs,
+    make_label_parameters,
+    make_score_inputs,
+    make_tensor_inputs,
     rank,
     read_labels,
     read_pairs,
     read_scores,
-    score_inputs,
-    tensor_inputs,
 )
 from penstock.core.errors import InternalError, InvalidRequest, InvalidTensor
 from penstock.core.tensors import TensorSpec
@@ -36,15 +36,15 @@ def test_one_query_serves_all_passages_or_one_each() -> None:
 
 
 def test_each_task_receives_its_inputs() -> None:
-    asked = score_inputs(ONE, "score", "m")
+    asked = make_score_inputs(ONE, "score", "m")
     assert (asked["query"].tolist(), asked["passage"].tolist()) == ([["q"]], [["a"], ["b"]])
-    assert score_inputs(EACH, "embed", "m")["text"].tolist() == [["q"], ["r"], ["a"], ["b"]]
+    assert make_score_inputs(EACH, "embed", "m")["text"].tolist() == [["q"], ["r"], ["a"], ["b"]]
     with pytest.raises(
         InvalidRequest, match="'m' has the task 'upscale': scores need a model with the task 'score' or 'embed'"
     ):
-        score_inputs(ONE, "upscale", "m")
+        make_score_inputs(ONE, "upscale", "m")
     with pytest.raises(InvalidRequest, match="reports no task"):
-        score_inputs(ONE, "", "m")
+        make_score_inputs(ONE, "", "m")
 
 
 def test_scores_of_a_scorer_are_its_output_column() -> None:
@@ -81,9 +81,9 @@ def takes(*specs: TensorSpec) -> ModelSignature:
 
 
 def test_bytes_are_images_and_str_are_texts() -> None:
-    assert item_inputs([b"\xff1", b"\xff2"])["image"].tolist() == [[b"\xff1"], [b"\xff2"]]
-    assert item_inputs(iter(["good"]))["text"].tolist() == [["good"]]
-    assert item_inputs(np.array(["good", "bad"]))["text"].tolist() == [["good"], ["bad"]]
+    assert make_item_inputs([b"\xff1", b"\xff2"])["image"].tolist() == [[b"\xff1"], [b"\xff2"]]
+    assert make_item_inputs(iter(["good"]))["text"].tolist() == [["good"]]
+    assert make_item_inputs(np.array(["good", "bad"]))["text"].tolist() == [["good"], ["bad"]]
     assert not is_tensor(np.array(["good"]))
     assert is_tensor(np.zeros((1, 2)))
 
@@ -91,25 +91,25 @@ def test_bytes_are_images_and_str_are_texts() -> None:
 @pytest.mark.parametrize("items", [b"image", "text", [], ["a", b"b"], [1]])
 def test_unsupported_values_cannot_be_classified(items: object) -> None:
     with pytest.raises(InvalidRequest, match="classif"):
-        item_inputs(items)  # type: ignore[arg-type]
+        make_item_inputs(items)  # type: ignore[arg-type]
 
 
 def test_an_array_becomes_the_models_only_input_in_its_datatype() -> None:
     array = np.array([[1.5, 2]])
-    (name, sent), *_ = tensor_inputs(array, takes(TensorSpec("x", "FP32", (-1, 2)))).items()
+    (name, sent), *_ = make_tensor_inputs(array, takes(TensorSpec("x", "FP32", (-1, 2)))).items()
     assert (name, sent.dtype.name, sent.tolist()) == ("x", "float32", [[1.5, 2]])
     with pytest.raises(InvalidTensor, match="'x' needs INT64"):
-        tensor_inputs(array, takes(TensorSpec("x", "INT64", (-1, 2))))
+        make_tensor_inputs(array, takes(TensorSpec("x", "INT64", (-1, 2))))
     for specs in ([TensorSpec("image", "BYTES", (-1, 1))], [TensorSpec(name, "FP32", (-1,)) for name in "ab"], []):
         with pytest.raises(InvalidRequest, match="one array is not enough"):
-            tensor_inputs(array, takes(*specs))
+            make_tensor_inputs(array, takes(*specs))
 
 
 def test_the_number_of_labels_is_sent_as_top_k() -> None:
-    assert label_parameters(None) == {}
-    assert label_parameters(3) == {"top_k": 3}
+    assert make_label_parameters(None) == {}
+    assert make_label_parameters(3) == {"top_k": 3}
     with pytest.raises(InvalidRequest, match="top_k is 0"):
-        label_parameters(0)
+        make_label_parameters(0)
 
 
 def test_labels_come_with_their_scores() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.client import AsyncClient, Client, Generated, Retries, TextChoice, TextDelta, TextUsage
-from penstock.client.text_generation import chat_request, join_deltas, prompt_request, read_deltas
+from penstock.client.text_generation import join_deltas, make_chat_request, make_prompt_request, read_deltas
 from penstock.core.errors import DeadlineExceeded, InternalError, InvalidRequest, WorkerLost
 from penstock.pb.inference import grpc_service_pb2 as pb
 from tests.writer import Writer, writing
@@ -110,19 +110,19 @@ async def test_deadlines_end_generations(writer: Writer) -> None:
 
 
 def test_prompts_can_be_texts_or_tokens() -> None:
-    assert prompt_request("m", ["a", "b"], {}).inputs["text_input"].tolist() == ["a", "b"]
-    ids = prompt_request("m", [1, 2], {}).inputs["input_ids"]
+    assert make_prompt_request("m", ["a", "b"], {}).inputs["text_input"].tolist() == ["a", "b"]
+    ids = make_prompt_request("m", [1, 2], {}).inputs["input_ids"]
     assert (ids.dtype.name, ids.tolist()) == ("int64", [1, 2])
     wrong: list[Any] = [[], ["a", 1], [True]]
     for prompt in wrong:
         with pytest.raises(InvalidRequest):
-            prompt_request("m", prompt, {})
+            make_prompt_request("m", prompt, {})
     with pytest.raises(InvalidRequest, match="chat"):
-        prompt_request("m", "a", {"system": "b"})
+        make_prompt_request("m", "a", {"system": "b"})
 
 
 def test_options_are_sent_as_parameters() -> None:
-    asked = chat_request(
+    asked = make_chat_request(
         "m",
         "hi",
         {
@@ -137,14 +137,14 @@ def test_options_are_sent_as_parameters() -> None:
     assert asked.parameters == {"logprobs": True, "response_format": '{"type": "json_object"}', "own": 1}
     assert (asked.version, asked.controls["priority"]) == ("2", 3)
     assert "token_ids" in asked.outputs
-    assert not chat_request("m", "hi", {"logprobs": False}).outputs
+    assert not make_chat_request("m", "hi", {"logprobs": False}).outputs
     unknown: Any = {"temperatures": 1}
     with pytest.raises(TypeError, match="temperatures"):
-        chat_request("m", "hi", unknown)
+        make_chat_request("m", "hi", unknown)
     with pytest.raises(InvalidRequest, match="no messages"):
-        chat_request("m", [], {})
+        make_chat_request("m", [], {})
     with pytest.raises(InvalidRequest, match="JSON"):
-        chat_request("m", [{"role": object()}], {})
+        make_chat_request("m", [{"role": object()}], {})
 
 
 def test_tokens_belong_to_their_pieces() -> None:

@@ -54,9 +54,11 @@ def test_two_runs_of_the_same_system_agree() -> None:
         tails = {case.id: [10 * rng.lognormvariate(0, 0.15) for _ in range(3)] for case in cases}
         return make_results(rates, tails, cases)
 
-    changes = [change for case in compare(run(), run()).cases for change in (case.throughput, case.p99)]
+    changes = [
+        compare_figures for case in compare(run(), run()).cases for compare_figures in (case.throughput, case.p99)
+    ]
     assert len(changes) == 104
-    assert sum(change.verdict != "no difference" for change in changes) <= 2
+    assert sum(compare_figures.verdict != "no difference" for compare_figures in changes) <= 2
 
 
 def test_single_repeats_decide_nothing() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.experiments.case_run import has_answers, thirds_agree
+from penstock.experiments.case_run import do_thirds_agree, has_enough_answers
 from penstock.experiments.experiment import Case, Experiment, digest, expand
 from penstock.experiments.experiment_file import find_experiments, read_experiment
 from penstock.experiments.load.latencies import Latencies
@@ -200,17 +200,17 @@ def outcome(answered: int, latency_s: float = 0.01, **rejected: int) -> WindowOu
 
 
 def test_a_counted_run_ends_after_its_answers_or_if_everything_is_refused() -> None:
-    assert not has_answers([outcome(40), outcome(59)], 100)
-    assert has_answers([outcome(40), outcome(60)], 100)
-    assert has_answers([outcome(40), outcome(0, FULL=7)], 100)
-    assert not has_answers([outcome(0)], 100)  # slow, not refused
+    assert not has_enough_answers([outcome(40), outcome(59)], 100)
+    assert has_enough_answers([outcome(40), outcome(60)], 100)
+    assert has_enough_answers([outcome(40), outcome(0, FULL=7)], 100)
+    assert not has_enough_answers([outcome(0)], 100)  # slow, not refused
 
 
 def test_a_counted_run_is_stable_if_its_thirds_agree() -> None:
-    assert thirds_agree([outcome(10), outcome(12), outcome(11), outcome(11), outcome(12), outcome(10)])
-    assert not thirds_agree([outcome(10), outcome(10), outcome(20), outcome(20), outcome(10), outcome(10)])
-    assert not thirds_agree([outcome(10), outcome(10)])
-    assert not thirds_agree([outcome(10), outcome(10), outcome(10, latency_s=0.02)])
+    assert do_thirds_agree([outcome(10), outcome(12), outcome(11), outcome(11), outcome(12), outcome(10)])
+    assert not do_thirds_agree([outcome(10), outcome(10), outcome(20), outcome(20), outcome(10), outcome(10)])
+    assert not do_thirds_agree([outcome(10), outcome(10)])
+    assert not do_thirds_agree([outcome(10), outcome(10), outcome(10, latency_s=0.02)])
 
 
 def test_every_shipped_experiment_can_be_read() -> None:

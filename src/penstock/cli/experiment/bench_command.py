@@ -43,7 +43,7 @@ class LoadDefaults(NamedTuple):
 TENSOR_DEFAULTS = LoadDefaults((1, 8, 32, 64), 2.0, 1.0)
 TEXT_DEFAULTS = LoadDefaults((1, 4, 8, 16), 5.0, 3.0)
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
-NARROW_PERCENTILES = ("p50", "p95", "p99")  # --json has all
+NARROW_PERCENTILES = ("p50", "p95", "p99")  # --json prints all percentiles
 WIDE = 110
 TEXT_PERCENTILES = ("p50", "p90", "p99")
 

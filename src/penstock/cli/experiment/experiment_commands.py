@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.core.errors import ConfigError
-from penstock.terminal.interrupts import interruptible
+from penstock.terminal.interrupts import raise_on_signals
 from penstock.terminal.load import MsMarco
 from penstock.terminal.output import make_console, print_json, print_rows
 from penstock.terminal.repository_options import ServedModels, find_repository
@@ -70,7 +70,7 @@ def run(
     from penstock.experiments.runner import RunOptions
 
     options = RunOptions(tuple(only or ()), repeats, quick, msmarco, resume)
-    with interruptible():
+    with raise_on_signals():
         _run_file(file, out, find_variants(models, out), options)
 
 
@@ -93,7 +93,7 @@ def run_all(
     options = RunOptions((), repeats, quick, msmarco, resume)
     variants = find_variants(models, out)
     failed: list[str] = []
-    with interruptible():
+    with raise_on_signals():
         for file in find_experiments(folder):
             try:
                 _run_file(file, out, variants, options)
@@ -163,13 +163,13 @@ def compare(
 def _print_comparison(found: "Comparison") -> None:
     from rich.table import Table
 
-    from penstock.experiments.compare import headers, rows
+    from penstock.experiments.compare import list_headers, list_rows
 
     console = make_console(180)
     for difference in found.differences:
         console.print(f"differs: {difference}", markup=False)
-    table = Table(*headers(found), title=f"{found.names[0]} (A) and {found.names[1]} (B)")
-    for row in rows(found):
+    table = Table(*list_headers(found), title=f"{found.names[0]} (A) and {found.names[1]} (B)")
+    for row in list_rows(found):
         table.add_row(*(f"[{COLOURS[cell]}]{cell}[/]" if cell in COLOURS else cell for cell in row))
     console.print(table)
     for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.experiment.device_bench import find_folder
 from penstock.core.errors import InvalidRequest
-from penstock.terminal.interrupts import interruptible
+from penstock.terminal.interrupts import raise_on_signals
 from penstock.terminal.load import BatchSize, LoadProtocol, Shapes, check_protocol, read_shapes
 from penstock.terminal.output import make_console, print_rows
 from penstock.terminal.repository_options import ServedModels
@@ -25,7 +25,7 @@ OUT = Path("bench-out/tune")
 CALLERS = 32
 MINUTES, QUICK_MINUTES = 6.0, 2.0
 WINDOW_S, QUICK_WINDOW_S = 2.0, 1.0
-WARM_UP = 0.3  # share of a window
+WARM_UP = 0.3  # warm-up time as a share of a window
 
 
 def tune(
@@ -94,7 +94,7 @@ def tune(
     )
     found = _find_model(model, models, output)
     folder = output / found.folder.name
-    with interruptible(), _show_progress(as_json) as report:
+    with raise_on_signals(), _show_progress(as_json) as report:
         record = tune_model(found, options, folder, report, dry_run)
     if as_json:
         print(record.model_dump_json(indent=2))

@@ -68,7 +68,7 @@ async def print_deltas(
 
 
 def describe_cut(finish_reason: str, tokens: int, max_tokens: int | None) -> str:
-    """Return why an answer with `tokens` tokens is incomplete; empty if the model or a stop text ended the answer."""
+    """Explain why an answer with `tokens` tokens is incomplete; empty if the model or a stop text ended it."""
     if finish_reason != "length":
         return ""
     if max_tokens is not None and tokens >= max_tokens:

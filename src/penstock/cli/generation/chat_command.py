@@ -15,7 +15,7 @@ from penstock.cli.generation.conversation import AskModel, Conversation, Print, 
 from penstock.cli.generation.sampling import MODEL, TIMEOUT_S, takes_sampling_options
 from penstock.core.errors import PenstockError
 from penstock.terminal.command_files import write_bytes
-from penstock.terminal.interrupts import INTERRUPTED, interruptible
+from penstock.terminal.interrupts import INTERRUPTED, raise_on_signals
 from penstock.terminal.output import escape_controls
 from penstock.terminal.request_sender import FAILED
 from penstock.terminal.server_options import Server, takes_server
@@ -57,7 +57,7 @@ def chat(
     session = _Chat(connect, Conversation(model, system), sampling, is_interactive)
     if text is not None:
         session.conversation.turns.append({"role": "user", "content": text})
-        with interruptible():
+        with raise_on_signals():
             session.ask_model()
     else:
         session.run()

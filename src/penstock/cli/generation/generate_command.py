@@ -11,8 +11,8 @@ import typer
 from penstock.cli.generation.answer_output import TextPrinter, describe_cut, print_deltas
 from penstock.cli.generation.sampling import MODEL, TIMEOUT_S, takes_sampling_options
 from penstock.core.errors import InvalidRequest
-from penstock.terminal.command_files import file_errors
-from penstock.terminal.interrupts import interruptible
+from penstock.terminal.command_files import name_file_in_errors
+from penstock.terminal.interrupts import raise_on_signals
 from penstock.terminal.output import print_json
 from penstock.terminal.server_options import Server, takes_server
 from penstock.terminal.shared_options import AsJson, Timeout, read_model_name
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.client.text_generation import AnswerOptions
 
 STDIN = "-"
-MAX_TOKENS = 256  # because many models never end the answer to a raw prompt and would fill their whole context
+MAX_TOKENS = 256  # many models never end the answer to a raw prompt, and would fill their whole context
 
 
 @takes_sampling_options(MAX_TOKENS)
@@ -63,7 +63,7 @@ def generate(
                 return
             _print_answer(await client.generate(model, given, **sampling), model, as_json, sampling["max_tokens"])
 
-    with interruptible():
+    with raise_on_signals():
         asyncio.run(answer())
 
 
@@ -77,7 +77,7 @@ def read_prompt(given: str | None, file: Path | None) -> str:
         raise InvalidRequest("no prompt: give it as an argument, with --file FILE, or on stdin")
     where = file or "stdin"
     try:
-        with file_errors(where, "read"):
+        with name_file_in_errors(where, "read"):
             raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

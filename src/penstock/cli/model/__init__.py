@@ -1,1 +1,1 @@
-"""`penstock model`: one module per command."""
+"""`penstock model`: commands to check, list, import, build and quantize models."""

@@ -57,7 +57,7 @@ def list_models(
 
 
 def _find_states(server: Server) -> dict[str, tuple[str, str]] | None:
-    """Return the states of the server's models; None if no server is named and no server runs for this folder."""
+    """Return the states of the server's models, or None if no server was named and none runs in this folder."""
     from penstock.features.admin.model_commands import list_states
 
     try:

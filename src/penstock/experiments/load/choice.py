@@ -20,9 +20,9 @@ from penstock.experiments.load.payloads import (
     TEXTS,
     Payload,
     build_built_in_payloads,
+    build_column_payloads,
     encode,
-    payloads_from_columns,
-    text_pairs,
+    list_text_pairs,
 )
 from penstock.experiments.load.tokens import parse_bounds
 from penstock.wire.channels import make_bearer_header
@@ -32,7 +32,7 @@ from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles
 TIMEOUT_S = 60.0  # the server may have to load the model first
 PROMPTS = "prompts"  # the data for models that generate text
 IMAGES = (".jpg", ".jpeg", ".png")
-MOST_BYTES = 256 * 2**20  # size of all requests together, which the load generator holds in memory
+MAX_REQUEST_BYTES = 256 * 2**20  # size of all requests together, which the load generator holds in memory
 
 
 def fetch_model_metadata(http: str, model: str, key: str = "", files: TlsFiles = NO_FILES) -> list[dict[str, Any]]:
@@ -83,16 +83,16 @@ class RequestLoad:
 
 
 def choose_load(
-    model: str, asked: LoadOptions, protocol: str, key: str, describe_model: Callable[[], list[dict[str, Any]]]
+    model: str, options: LoadOptions, protocol: str, key: str, describe_model: Callable[[], list[dict[str, Any]]]
 ) -> RequestLoad:
-    data = asked.data
+    data = options.data
     inputs = [] if data.kind in (PROMPTS, *KINDS) else describe_model()
-    if data.kind == PROMPTS or (data.kind == "auto" and suitable_data(inputs) == PROMPTS):
+    if data.kind == PROMPTS or (data.kind == "auto" and choose_data_kind(inputs) == PROMPTS):
         if data.msmarco is not None:
             raise _unused_msmarco_error(PROMPTS)
-        text = TextSpec(asked.is_streamed, parse_bounds(asked.goodput, asked.is_streamed))
-        prompts = build_prompts(model, asked.generation)
-        return RequestLoad(encode_prompts(prompts, protocol, asked.is_streamed, key), 1, text)
+        text = TextSpec(options.is_streamed, parse_bounds(options.goodput, options.is_streamed))
+        prompts = build_prompts(model, options.generation)
+        return RequestLoad(encode_prompts(prompts, protocol, options.is_streamed, key), 1, text)
     return RequestLoad(encode(build_payloads(data, model, inputs), protocol, key), data.items)
 
 
@@ -102,13 +102,13 @@ def build_payloads(data: LoadData, model: str, inputs: list[dict[str, Any]]) -> 
     if data.kind not in ("auto", "tensor", *KINDS):
         return _read_payloads(Path(data.kind), data, model, names)
     if names == ["query", "passage"]:
-        columns = zip(*text_pairs(data.msmarco), strict=True)
-        return payloads_from_columns(model, dict(zip(names, columns, strict=True)), data.items)
-    kind = suitable_data(inputs) if data.kind == "auto" else data.kind
+        columns = zip(*list_text_pairs(data.msmarco), strict=True)
+        return build_column_payloads(model, dict(zip(names, columns, strict=True)), data.items)
+    kind = choose_data_kind(inputs) if data.kind == "auto" else data.kind
     if data.msmarco is not None and kind not in TEXTS:
         raise _unused_msmarco_error(kind)
     if kind == "tensor":
-        return [random_payload(model, inputs, data.items, data.shapes)]
+        return [build_random_payload(model, inputs, data.items, data.shapes)]
     if names and {"photos": "image", "noop": "x"}.get(kind, "text") not in names:
         raise InvalidRequest(f"--data {kind} does not fit the model, which takes {', '.join(names)}: use other data")
     return build_built_in_payloads(kind, model, data.items, data.msmarco)
@@ -118,7 +118,7 @@ def _unused_msmarco_error(kind: str) -> InvalidRequest:
     return InvalidRequest(f"--msmarco provides texts, which --data {kind} does not use: leave out --msmarco")
 
 
-def suitable_data(inputs: list[dict[str, Any]]) -> str:
+def choose_data_kind(inputs: list[dict[str, Any]]) -> str:
     """Return the kind of data that fits a model, by the names of the model's inputs."""
     names = [(entry["name"], entry["datatype"]) for entry in inputs]
     if ("text_input", "BYTES") in names:
@@ -146,9 +146,9 @@ def _read_payloads(path: Path, data: LoadData, model: str, names: Sequence[str])
     if not all(values.values()):
         wanted = "JPEG or PNG files" if names == ["image"] else "one text per line (query, tab, passage for pairs)"
         raise InvalidRequest(f"--data {path}: expected {wanted}")
-    if sum(len(value) for column in values.values() for value in column) > MOST_BYTES:
-        raise InvalidRequest(f"--data {path}: larger than {MOST_BYTES // 2**20} MiB; use a part of the data")
-    return payloads_from_columns(model, values, data.items)
+    if sum(len(value) for column in values.values() for value in column) > MAX_REQUEST_BYTES:
+        raise InvalidRequest(f"--data {path}: larger than {MAX_REQUEST_BYTES // 2**20} MiB; use a part of the data")
+    return build_column_payloads(model, values, data.items)
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -158,13 +158,15 @@ def _read_lines(path: Path) -> list[str]:
         raise ConfigError(f"--data {path}: cannot be read as text: {error}") from error
 
 
-def random_payload(model: str, inputs: list[dict[str, Any]], rows: int, shapes: Mapping[str, list[int]]) -> Payload:
+def build_random_payload(
+    model: str, inputs: list[dict[str, Any]], rows: int, shapes: Mapping[str, list[int]]
+) -> Payload:
     """Return random tensors. A variable first dimension becomes `rows`; other variable dimensions need `shapes`."""
     rng = np.random.default_rng(0)
-    return Payload(model, tuple(_random_tensor(entry, rows, shapes, rng) for entry in inputs))
+    return Payload(model, tuple(_build_random_tensor(entry, rows, shapes, rng) for entry in inputs))
 
 
-def _random_tensor(entry: Mapping[str, Any], rows: int, shapes: Mapping[str, list[int]], rng: Any) -> Tensor:
+def _build_random_tensor(entry: Mapping[str, Any], rows: int, shapes: Mapping[str, list[int]], rng: Any) -> Tensor:
     name, datatype = entry["name"], entry["datatype"]
     shape = tuple(shapes.get(name) or _fix_shape(name, [int(size) for size in entry["shape"]], rows))
     count = int(np.prod(shape))

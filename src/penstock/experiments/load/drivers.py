@@ -121,7 +121,7 @@ class StreamDriver:
 
 
 class RestDriver:
-    """Sends REST requests over persistent connections; each call takes a free connection for one request."""
+    """Sends REST requests over persistent connections, each of which carries one request at a time."""
 
     def __init__(self, target: str, messages: list[bytes], context: ssl.SSLContext | None = None) -> None:
         self._messages = messages

@@ -22,7 +22,7 @@ class TextDriver(Protocol):
     async def open(self, concurrency: int) -> None: ...
 
     async def call(self, slot: int, number: int, on_tokens: OnTokens) -> Usage | None:
-        """Send request `number`, call `on_tokens` when tokens arrive, and return the usage when the answer is complete.
+        """Send request `number`, call `on_tokens` when tokens arrive, and return the complete answer's token usage.
 
         The usage is None if the server does not count tokens. Raise `Rejected` if the server answers with an error.
         """
@@ -111,7 +111,7 @@ class DeltaDriver(StreamDriver):
 
 
 class CompletionsDriver(RestDriver):
-    """Sends requests to OpenAI's completions API; answers are server-sent events, or come whole.
+    """Sends requests to OpenAI's completions API; an answer is a stream of events, or one JSON document.
 
     A piece of text counts as one token when it arrives; the server's usage corrects the number at the end.
     """

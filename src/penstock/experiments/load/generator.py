@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.core.errors import InternalError, Unavailable
-from penstock.experiments.load.load_process import LoadSpec, Window, WindowOutcome, command_line, merge_outcomes
+from penstock.experiments.load.load_process import LoadSpec, Window, WindowOutcome, make_command_line, merge_outcomes
 from penstock.experiments.processes import ChildProcess
 
 OFFSET = 1_009  # distance in messages between the first messages of two processes
@@ -40,12 +40,14 @@ class Generator(ExitStack):
         outcome.sent, outcome.cpu_s = totals
         return outcome
 
-    def run_until(self, window: Window, is_enough: Callable[[Sequence[WindowOutcome]], bool]) -> list[WindowOutcome]:
-        """Measure windows under one continuous load until `is_enough` returns True, at most `window.most`."""
-        return self._run(window, is_enough)[0]
+    def run_until(
+        self, window: Window, has_enough_windows: Callable[[Sequence[WindowOutcome]], bool]
+    ) -> list[WindowOutcome]:
+        """Measure windows under one continuous load until `has_enough_windows` returns True, at most `window.most`."""
+        return self._run(window, has_enough_windows)[0]
 
     def _run(
-        self, window: Window, is_enough: Callable[[Sequence[WindowOutcome]], bool]
+        self, window: Window, has_enough_windows: Callable[[Sequence[WindowOutcome]], bool]
     ) -> tuple[list[WindowOutcome], tuple[int, float]]:
         start_at = time.monotonic() + HEAD_START_S
         active = self._processes if window.rate else self._processes[: window.concurrency]
@@ -56,7 +58,7 @@ class Generator(ExitStack):
         outcomes: list[WindowOutcome] = []
         while len(outcomes) < window.most:
             outcomes.append(merge_outcomes([WindowOutcome.from_json(process.answer()) for process in active]))
-            if is_enough(outcomes):
+            if has_enough_windows(outcomes):
                 break
         for process in active:
             process.send({"stop": True})
@@ -67,7 +69,7 @@ class Generator(ExitStack):
 class _LoadProcess(ChildProcess):
     def __init__(self, spec: LoadSpec) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        super().__init__(command_line(spec), None, ignores_ctrl_c=True, **pipes)
+        super().__init__(make_command_line(spec), None, ignores_ctrl_c=True, **pipes)
 
     def send(self, command: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -83,7 +85,7 @@ class _LoadProcess(ChildProcess):
         return found
 
     def last(self) -> dict[str, Any]:
-        """Return the process's totals; skip a window that ended after the stop command was sent."""
+        """Return the process's totals; ignore a window that ended after the stop command was sent."""
         while "latencies" in (found := self.answer()):
             pass
         return found

@@ -5,7 +5,7 @@ from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
-LONGEST_US = 3_600_000_000
+MAX_LATENCY_US = 3_600_000_000
 DIGITS = 3  # significant digits
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
@@ -14,12 +14,12 @@ class Latencies:
     """A histogram of latencies, given in seconds and stored in whole microseconds."""
 
     def __init__(self, seconds: Iterable[float] = ()) -> None:
-        self._histogram: Any = HdrHistogram(1, LONGEST_US, DIGITS)
+        self._histogram: Any = HdrHistogram(1, MAX_LATENCY_US, DIGITS)
         for value in seconds:
             self.record(value)
 
     def record(self, seconds: float, count: int = 1) -> None:
-        self._histogram.record_value(min(LONGEST_US, max(1, round(seconds * 1e6))), count)
+        self._histogram.record_value(min(MAX_LATENCY_US, max(1, round(seconds * 1e6))), count)
 
     def add(self, other: "Latencies") -> None:
         self._histogram.add(other._histogram)

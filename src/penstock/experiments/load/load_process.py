@@ -33,13 +33,13 @@ from penstock.wire.credentials.client_tls import create_client_context
 from penstock.wire.credentials.tls_files import TlsFiles
 
 GRACE_S = 65.0  # for pending requests after the last window: longer than a driver's timeout
-MOST_PENDING = 10_000  # pending requests of an open loop; when reached, new requests are not sent
+MAX_PENDING = 10_000  # pending requests of an open loop; when reached, new requests are not sent
 _LENGTH = struct.Struct("<Q")  # the length before each message of a file
 
 
 @dataclass(frozen=True, slots=True)
 class TextSpec:
-    """The form of answers with generated text, and the bounds of goodput."""
+    """Whether answers with generated text are streamed, and the latency bounds that count as goodput."""
 
     is_streamed: bool = True
     bounds: Mapping[str, float] = field(default_factory=dict)  # milliseconds by the names in tokens.py
@@ -74,7 +74,7 @@ class Window:
 
 @dataclass(slots=True)
 class WindowOutcome:
-    """The result of one window, which counts the requests answered in the window, whenever they were sent."""
+    """The result of one window. Requests that were sent earlier count if their answers arrived in the window."""
 
     seconds: float = 0.0
     answered: int = 0
@@ -91,14 +91,14 @@ class WindowOutcome:
 
     @property
     def pace(self) -> float:
-        """Tokens per second for generated text, otherwise requests per second. A steady load has a steady pace."""
+        """The throughput: tokens per second for generated text, otherwise requests per second."""
         if self.tokens is None:
             return self.rps
         return self.tokens.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def median_ms(self) -> float:
-        """The median time between tokens for generated text, whose answers vary in length; else the median latency."""
+        """The median latency. For generated text, whose answers vary in length, the median time between tokens."""
         tokens = self.tokens
         return (tokens.between if tokens is not None and len(tokens.between) else self.latencies).percentile_ms(50)
 
@@ -150,7 +150,7 @@ class ContinuousLoad:
     grace_s = GRACE_S
 
     def __init__(self, driver: Any, window: Window, first: int = 0) -> None:
-        """Create the load. `driver` is a Driver, or the type of driver that a subclass expects."""
+        """Create the load. `first` is the number of the first request; subclasses need other types of `driver`."""
         self._driver = driver
         self._window = window
         self._first = first
@@ -215,7 +215,7 @@ class ContinuousLoad:
         intended = time.monotonic()
         while True:
             await asyncio.sleep(max(0.0, intended - time.monotonic()))
-            if len(tasks) < MOST_PENDING:
+            if len(tasks) < MAX_PENDING:
                 task = asyncio.create_task(self._send_and_count(self.sent, intended))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -353,7 +353,7 @@ def _write_line(value: object) -> None:
     sys.stdout.flush()
 
 
-def command_line(spec: LoadSpec) -> list[str]:
+def make_command_line(spec: LoadSpec) -> list[str]:
     return [sys.executable, "-m", "penstock.experiments.load.load_process", json.dumps(asdict(spec))]
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.experiments.load.payloads import Payload, http_post
+from penstock.experiments.load.payloads import Payload, build_http_post
 
-MOST = 2048  # prompts; so many that a prefix cache has dropped a prompt before it is sent again
-MOST_WORDS = 8_000_000  # in all prompts together
+PROMPT_COUNT = 2048  # prompts; so many that a prefix cache has dropped a prompt before it is sent again
+MAX_WORDS = 8_000_000  # in all prompts together
 DEFAULT_TOKENS = "64"  # default length of answers
 ANSWER_TOKENS = 256  # maximum for answers without a given length
 # Each word, with the space before it, is one token in the vocabularies of common models.
@@ -28,7 +28,7 @@ WORDS = (
     "another know while last might us great old year off come since against go came right used take three"
 )
 
-MOST_TOKENS = 1_000_000
+MAX_TOKENS = 1_000_000
 CHARACTERS = 4  # per token: an estimate, because the model's tokenizer is not available here
 FORMS = "128, a range such as 64-256, normal:MEAN,DEVIATION, or a file"
 PROMPTS = ("prompt", "text", "text_input", "question", "input")  # keys of prompts in the JSONL files of datasets
@@ -40,7 +40,7 @@ TokenLengths = Callable[[random.Random], int]  # draws a length
 @dataclass(frozen=True, slots=True)
 class GivenPrompt:
     text: str
-    output_tokens: int | None = None  # None: not in the file
+    output_tokens: int | None = None  # None: the file does not contain it
     is_chat: bool = False  # True: the text is a JSON list of messages
 
 
@@ -79,7 +79,7 @@ class PromptPayload:
         if is_streamed:
             body["stream_options"] = {"include_usage": True}
         path = "/v1/chat/completions" if self.is_chat else "/v1/completions"
-        return http_post(path, json.dumps(body).encode(), "application/json", key)
+        return build_http_post(path, json.dumps(body).encode(), "application/json", key)
 
 
 def build_prompts(model: str, shape: GenerationShape) -> list[PromptPayload]:
@@ -93,7 +93,7 @@ def build_prompts(model: str, shape: GenerationShape) -> list[PromptPayload]:
     words, drawn = WORDS.split(), 0
     prefix = rng.choices(words, k=shape.prefix_tokens)
     made: list[PromptPayload] = []
-    while len(made) < MOST and drawn < MOST_WORDS:
+    while len(made) < PROMPT_COUNT and drawn < MAX_WORDS:
         length = lengths(rng)
         drawn += length + shape.prefix_tokens
         text = " ".join([*prefix, *rng.choices(words, k=length)])
@@ -120,12 +120,12 @@ def parse_lengths(given: str, name: str) -> TokenLengths:
     try:
         if given.startswith("normal:"):
             mean, deviation = (float(part) for part in given.removeprefix("normal:").split(","))
-            if 1 <= mean <= MOST_TOKENS and 0 <= deviation <= MOST_TOKENS:
+            if 1 <= mean <= MAX_TOKENS and 0 <= deviation <= MAX_TOKENS:
                 return lambda rng: _draw_normal(rng, mean, deviation)
         else:
             first, _, last = given.partition("-")
             low, high = int(first), int(last or first)
-            if 1 <= low <= high <= MOST_TOKENS:
+            if 1 <= low <= high <= MAX_TOKENS:
                 return lambda rng: rng.randint(low, high)
     except ValueError:
         pass
@@ -133,7 +133,7 @@ def parse_lengths(given: str, name: str) -> TokenLengths:
 
 
 def _draw_normal(rng: random.Random, mean: float, deviation: float) -> int:
-    """Draw a normally distributed length of at least 1, within three deviations of the mean."""
+    """Draw a normally distributed length: at least 1, and at most three deviations from the mean."""
     limit = 3 * deviation
     return max(1, round(min(mean + limit, max(mean - limit, rng.gauss(mean, deviation)))))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.experiments.load.generator import Generator
 from penstock.experiments.load.load_process import LoadSpec, TextSpec, Window, write_messages
-from penstock.experiments.load.steady import Measured, is_enough, measured
+from penstock.experiments.load.steady import Measured, has_enough_windows, measured
 from penstock.experiments.load.tokens import summarize
 
 BUSY = 0.8  # CPU share of a process above which the load generator itself may limit the figures
@@ -35,7 +35,7 @@ class LoadTest:
 @dataclass(frozen=True, slots=True)
 class LoadStep:
     concurrency: int  # 0 in an open loop
-    rate: float  # requested; 0 in a closed loop
+    rate: float  # the requested rate; 0 in a closed loop
     items: int
     measured: Measured
     has_bounds: bool = False  # True: goodput is measured
@@ -78,5 +78,5 @@ def run_steps(test: LoadTest) -> Iterator[LoadStep]:
         with Generator(spec, test.processes) as generator:
             for concurrency, rate in [(0, rate) for rate in test.rates] or [(each, 0.0) for each in test.concurrency]:
                 window = Window(test.window_s, concurrency, rate, test.warm_up_s, test.most_windows)
-                found = measured(generator.run_until(window, is_enough))
+                found = measured(generator.run_until(window, has_enough_windows))
                 yield LoadStep(concurrency, rate, test.items, found, has_bounds)

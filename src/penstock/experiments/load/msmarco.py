@@ -15,14 +15,14 @@ from typing import Any, TextIO
 from penstock.core.errors import InvalidRequest
 
 Pair = tuple[str, str]
-MOST_PAIRS = 100_000
+MAX_PAIRS = 100_000
 FORMS = "triples.*.tsv, top1000.*.tsv, a folder with collection.tsv, queries.*.tsv and qrels.*.tsv, or Parquet"
 
 
-def read_pairs(path: Path, most: int = MOST_PAIRS) -> list[Pair]:
-    """Return the first `most` pairs, in the order of the file."""
+def read_pairs(path: Path, max_pairs: int = MAX_PAIRS) -> list[Pair]:
+    """Return the first `max_pairs` pairs, in the order of the file."""
     try:
-        pairs = list(islice(_read_any_format(path, most), most))
+        pairs = list(islice(_read_any_format(path, max_pairs), max_pairs))
     except FileNotFoundError as error:
         raise InvalidRequest(f"{error.filename}: no such file or folder") from error
     except (OSError, EOFError, UnicodeDecodeError) as error:
@@ -32,14 +32,14 @@ def read_pairs(path: Path, most: int = MOST_PAIRS) -> list[Pair]:
     return pairs
 
 
-def _read_any_format(path: Path, most: int) -> Iterator[Pair]:
+def _read_any_format(path: Path, max_pairs: int) -> Iterator[Pair]:
     if path.is_dir():
         parquet = sorted(path.rglob("*.parquet"))
         if parquet:
             for file in parquet:
                 yield from _read_parquet_pairs(file)
         else:
-            yield from _join_pairs(path, most)
+            yield from _join_pairs(path, max_pairs)
     elif path.suffix == ".parquet":
         yield from _read_parquet_pairs(path)
     else:
@@ -58,14 +58,14 @@ def _read_tsv_pairs(file: Path) -> Iterator[Pair]:
             )
 
 
-def _join_pairs(folder: Path, most: int) -> Iterator[Pair]:
+def _join_pairs(folder: Path, max_pairs: int) -> Iterator[Pair]:
     found = {kind: _find_file(folder, kind) for kind in ("collection", "queries", "qrels")}
     if missing := [kind for kind, file in found.items() if file is None]:
         raise InvalidRequest(f"{folder}: no {missing[0]}*.tsv in this folder; expected {FORMS}")
     collection, queries, qrels = (file for file in found.values() if file is not None)
     # The collection has millions of passages, so only those of the first judgements are loaded.
     text_of = dict(_read_texts(queries))
-    wanted = list(islice(((qid, pid) for qid, pid in _read_judgements(qrels) if qid in text_of), most))
+    wanted = list(islice(((qid, pid) for qid, pid in _read_judgements(qrels) if qid in text_of), max_pairs))
     passages = _pick_texts(_read_texts(collection), {pid for _, pid in wanted})
     return ((text_of[qid], passages[pid]) for qid, pid in wanted if pid in passages)
 

@@ -53,17 +53,17 @@ class Payload:
         header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
         body = b"".join([header, *(tensor.data for tensor in self.inputs)])
         headers = f"Inference-Header-Content-Length: {len(header)}\r\n"
-        return http_post(f"/v2/models/{self.model}/infer", body, "application/octet-stream", key, headers)
+        return build_http_post(f"/v2/models/{self.model}/infer", body, "application/octet-stream", key, headers)
 
 
-def http_post(path: str, body: bytes, content_type: str, key: str, headers: str = "") -> bytes:
+def build_http_post(path: str, body: bytes, content_type: str, key: str, headers: str = "") -> bytes:
     """Return the bytes of an HTTP/1.1 POST request. `headers` are additional header lines."""
     authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n{headers}{authorization}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def noop(model: str, rows: int = 1) -> Payload:
+def build_noop(model: str, rows: int = 1) -> Payload:
     data = np.random.default_rng(0).random((rows, NOOP_FLOATS), dtype=np.float32).tobytes()
     return Payload(model, (Tensor("x", "FP32", (rows, NOOP_FLOATS), data),))
 
@@ -78,9 +78,9 @@ def build_built_in_payloads(kind: str, model: str, batch_size: int = 1, msmarco:
     Texts come from MS MARCO if its path is given, otherwise from the package.
     """
     if kind == "noop":
-        return [noop(model, batch_size)]
+        return [build_noop(model, batch_size)]
     if kind == "photos":
-        return payloads_from_columns(model, {"image": photos()}, batch_size)
+        return build_column_payloads(model, {"image": photos()}, batch_size)
     if kind not in TEXTS:
         raise InvalidRequest(f"unknown data '{kind}'; choose one of {', '.join(KINDS)}")
     requests = (
@@ -92,7 +92,7 @@ def build_built_in_payloads(kind: str, model: str, batch_size: int = 1, msmarco:
 def _list_text_items(kind: str, msmarco: Path | None) -> list[tuple[str, ...]]:
     if kind == "mixed" and msmarco is None:
         return [(text,) for text in mixed(COUNT, 0)]
-    pairs = text_pairs(msmarco)
+    pairs = list_text_pairs(msmarco)
     if kind == "pairs":
         return list(pairs)
     asked, given = ([(pair[side],) for pair in pairs] for side in (0, 1))
@@ -103,12 +103,12 @@ def _list_text_items(kind: str, msmarco: Path | None) -> list[tuple[str, ...]]:
     return list(both)
 
 
-def text_pairs(msmarco: Path | None = None) -> list[Pair]:
+def list_text_pairs(msmarco: Path | None = None) -> list[Pair]:
     """Return query-passage pairs of MS MARCO if its path is given, otherwise of the package."""
     return read_pairs(msmarco) if msmarco else list(zip(queries(), passages(), strict=True))
 
 
-def payloads_from_columns(model: str, columns: Mapping[str, Sequence[str | bytes]], items: int) -> list[Payload]:
+def build_column_payloads(model: str, columns: Mapping[str, Sequence[str | bytes]], items: int) -> list[Payload]:
     """Return requests of `items` rows with one tensor per column. Fill up the last request from the first rows."""
     groups = zip(*(_split_into_groups(values, items) for values in columns.values()), strict=True)
     return [

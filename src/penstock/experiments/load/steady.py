@@ -1,4 +1,4 @@
-"""Decide when a measurement is steady: when three windows in a row agree."""
+"""Decide when a measurement is steady: when three windows in a row have similar throughput and latency."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def count_refusals(rejected: Mapping[str, int]) -> str:
 
 @dataclass(slots=True)
 class Measured(WindowOutcome):
-    """The sum of the windows that count, and whether these windows agreed."""
+    """The sum of the windows that the result is based on, and whether these windows agreed."""
 
     windows: Sequence[WindowOutcome] = ()
     is_steady: bool = False
@@ -45,26 +45,26 @@ class Measured(WindowOutcome):
         return spread([window.pace for window in self.windows])
 
 
-def is_steady(outcomes: Sequence[WindowOutcome], within: float = WITHIN) -> bool:
+def is_steady(outcomes: Sequence[WindowOutcome], tolerance: float = WITHIN) -> bool:
     last = outcomes[-AGREEING:]
-    return len(last) == AGREEING and agree(last, within)
+    return len(last) == AGREEING and do_windows_agree(last, tolerance)
 
 
-def agree(parts: Sequence[WindowOutcome], within: float = WITHIN) -> bool:
-    """Return True if the windows agree in throughput and median latency.
+def do_windows_agree(parts: Sequence[WindowOutcome], tolerance: float = WITHIN) -> bool:
+    """Return True if throughput and median latency of the windows differ by at most `tolerance`.
 
     For generated text, compare tokens per second and the median time between tokens.
     """
     rates = [part.pace for part in parts]
     medians = [part.median_ms for part in parts]
-    return all(rates) and spread(rates) <= within and spread(medians) <= within
+    return all(rates) and spread(rates) <= tolerance and spread(medians) <= tolerance
 
 
-def is_enough(outcomes: Sequence[WindowOutcome]) -> bool:
-    return is_steady(outcomes) or is_hopeless(outcomes)
+def has_enough_windows(outcomes: Sequence[WindowOutcome]) -> bool:
+    return is_steady(outcomes) or is_refusing_all(outcomes)
 
 
-def is_hopeless(outcomes: Sequence[WindowOutcome]) -> bool:
+def is_refusing_all(outcomes: Sequence[WindowOutcome]) -> bool:
     """Return True if the server refused every request of the last window."""
     return not outcomes[-1].answered and not outcomes[-1].pace and bool(outcomes[-1].rejected)
 

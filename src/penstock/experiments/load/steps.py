@@ -2,7 +2,7 @@
 
 from penstock.core.errors import InvalidRequest
 
-MOST_STEPS = 100
+MAX_STEPS = 100
 
 
 def parse_steps(text: str, name: str) -> list[float]:
@@ -10,8 +10,8 @@ def parse_steps(text: str, name: str) -> list[float]:
     found: list[float] = []
     for part in text.split(","):
         found += _parse_ramp(part.strip(), name) if ":" in part else [_parse_number(part.strip(), name)]
-        if len(found) > MOST_STEPS:
-            raise InvalidRequest(f"--{name} {text}: more than {MOST_STEPS} steps; use a larger step")
+        if len(found) > MAX_STEPS:
+            raise InvalidRequest(f"--{name} {text}: more than {MAX_STEPS} steps; use a larger step")
     return found
 
 
@@ -32,7 +32,7 @@ def _parse_ramp(text: str, name: str) -> list[float]:
     if (is_factor and step <= 1) or last < first:
         raise InvalidRequest(f"--{name} {text}: a ramp must rise: use a last number above the first, a factor above 1")
     found = [first]
-    while len(found) <= MOST_STEPS:
+    while len(found) <= MAX_STEPS:
         following = found[-1] * step if is_factor else found[-1] + step
         if following > last * (1 + 1e-9):
             break

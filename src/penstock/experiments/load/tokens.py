@@ -56,7 +56,7 @@ class TokenFigures:
             per_token = (answer.last - answer.first) / max(1, generated - 1)
         else:  # the answer came whole, so the time of its first token is unknown
             per_token = (now - answer.intended) / max(1, generated)
-        if per_token:  # 0 if all tokens arrived together
+        if per_token:  # 0 if all tokens arrived at once
             self.per_token.record(per_token)
         took = {FIRST: answer.first - answer.intended, TOKEN: per_token, WHOLE: now - answer.intended}
         self.good += all(took[name] * 1000 <= bound for name, bound in bounds.items())

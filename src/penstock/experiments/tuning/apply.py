@@ -16,8 +16,10 @@ from penstock.models.folder import MODEL_ONLY, VERSION_FILE, ModelFolder, read_m
 from penstock.models.settings_file import edit_settings, flatten_keys
 
 
-def changes_by_file(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> dict[Path, Mapping[str, Any]]:
-    """Return the changes by the settings file in which each change takes effect.
+def group_changes_by_file(
+    folder: ModelFolder, version: str, changes: Mapping[str, Any]
+) -> dict[Path, Mapping[str, Any]]:
+    """Group the changes by the settings file into which each change must be written.
 
     A change is written into model.yaml, or into version.yaml if version.yaml has the key already or if other versions
     are served, too.
@@ -44,7 +46,7 @@ def apply_winner(model: TuneModel, winner: Configuration, backups: Path) -> Appl
 
         version = publish_variant(folder, version, winner.variant.engine, winner.variant.precision)
         is_new = True
-        changes.pop("engine")  # the new version's version.yaml has it
+        changes.pop("engine")  # the new version's version.yaml has this key
         if isinstance(folder.settings.versions, tuple):
             changes["versions"] = [*folder.settings.versions, int(version)]
         elif folder.settings.versions == "latest":
@@ -63,7 +65,7 @@ def _write(
 ) -> Applied:
     backups.mkdir(parents=True, exist_ok=True)
     applied = Applied(version=version)
-    parts = changes_by_file(folder, version, changes)
+    parts = group_changes_by_file(folder, version, changes)
     before = {file: _read_text(file) for file in parts}
     try:
         for file, part in parts.items():

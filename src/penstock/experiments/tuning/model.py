@@ -1,4 +1,4 @@
-"""The model to tune: the current ("shipped") configuration, and the candidates with repositories and accuracy."""
+"""The model to tune: its current ("shipped") configuration, and the candidates with their files and accuracy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,14 +14,14 @@ from penstock.experiments.tuning.space import (
     Configuration,
     Space,
     Variant,
-    budgets,
-    delays,
-    elsewhere,
     is_gpu,
-    layouts,
-    row_counts,
+    list_batch_budgets,
+    list_delays,
+    list_layouts,
+    list_row_limits,
+    plan_other_device,
 )
-from penstock.experiments.variants import Variants, settings_problem, write_repository
+from penstock.experiments.variants import Variants, find_settings_problem, write_repository
 from penstock.models.building import takes_texts
 from penstock.models.convert.calibration_samples import collect
 from penstock.models.convert.fidelity import Fidelity, Reference
@@ -35,7 +35,7 @@ from penstock.tasks.built_in import load_description
 from penstock.tasks.comparison import AnswerComparison
 from penstock.telemetry.control_groups import usable_cores
 
-ON_ONNX = (
+ONNX_VARIANTS = (
     Variant("openvino", "int8"),
     Variant("onnx", "int8"),
     Variant("openvino", "bf16"),
@@ -47,11 +47,11 @@ ON_ONNX = (
     Variant("onnx", "fp32", "cuda"),
     Variant("tensorrt", "fp32", "cuda"),
 )
-ON_TORCH = (Variant("torch", "auto", "cuda"), Variant("torch", "auto"))
+TORCH_VARIANTS = (Variant("torch", "auto", "cuda"), Variant("torch", "auto"))
 TEXT_INPUTS = {"text", "query", "passage"}
-SHARE = 2  # use every second sample that quantizing measures: accurate enough in half the time
+SAMPLE_STEP = 2  # use every second sample that quantizing measures: accurate enough in half the time
 # Settings for measuring: a cache would hide the model's speed because requests repeat.
-AS_MEASURED: dict[str, Any] = {"versions": "latest", "cache": {"enabled": False}, "residence": {"load": "eager"}}
+MEASURING_SETTINGS: dict[str, Any] = {"versions": "latest", "cache": {"enabled": False}, "residence": {"load": "eager"}}
 
 
 class TuneModel:
@@ -90,18 +90,20 @@ class TuneModel:
         `in_flight` is the number of items in the requests of all callers.
         """
         shipped = self.shipped()
-        refused = {each: reason for each in self._list_possible_variants() if (reason := self._why_not(each))}
+        refused = {
+            each: reason for each in self._list_possible_variants() if (reason := self._explain_unavailable(each))
+        }
         variants = [shipped.variant, *(each for each in self._list_possible_variants() if each not in refused)]
         has_lengths, cores = bool(inputs & TEXT_INPUTS), usable_cores()
         is_both = len({is_gpu(each.device) for each in variants}) > 1
         space = Space(
             shipped,
             tuple(dict.fromkeys(variants)),
-            layouts(cores, shipped.variant.device),
-            budgets(shipped.max_tokens, has_lengths, in_flight),
-            row_counts(shipped.max_rows, has_lengths, in_flight),
-            delays(shipped.max_delay_ms),
-            elsewhere(shipped, cores, has_lengths, in_flight) if is_both else None,
+            list_layouts(cores, shipped.variant.device),
+            list_batch_budgets(shipped.max_tokens, has_lengths, in_flight),
+            list_row_limits(shipped.max_rows, has_lengths, in_flight),
+            list_delays(shipped.max_delay_ms),
+            plan_other_device(shipped, cores, has_lengths, in_flight) if is_both else None,
         )
         if self.folder.settings.sessions.is_stateful:  # a session stays with one instance
             space = Space(shipped, space.variants, (), (), (), space.delays_ms)
@@ -124,7 +126,7 @@ class TuneModel:
             (found.setdefault(section, {}) if section else found)[name] = value
         _, of_file = self.source(candidate.variant)
         # The candidate sets the device and the number of instances, not its file.
-        return merge_settings({**found, **of_file, "instances": found.get("instances", {})}, AS_MEASURED)
+        return merge_settings({**found, **of_file, "instances": found.get("instances", {})}, MEASURING_SETTINGS)
 
     def source(self, variant: Variant) -> tuple[Path, Mapping[str, Any]]:
         """Return a variant's file, and the settings for it. Raise ConfigError if the model cannot be converted."""
@@ -149,13 +151,17 @@ class TuneModel:
     def _list_possible_variants(self) -> tuple[Variant, ...]:
         settings = self.folder.settings
         is_onnx = settings.engine in ("onnx", "openvino") and settings.file.endswith(".onnx")
-        found = ON_TORCH if settings.engine == "torch" else ON_ONNX if is_onnx and not self.is_converted else ()
+        found = (
+            TORCH_VARIANTS if settings.engine == "torch" else ONNX_VARIANTS if is_onnx and not self.is_converted else ()
+        )
         own = settings.instances.device
         if not own.startswith("cuda:"):
             return found
-        return tuple(replace(each, device=own) if is_gpu(each.device) else each for each in found)  # the same GPU
+        return tuple(
+            replace(each, device=own) if is_gpu(each.device) else each for each in found
+        )  # the shipped configuration's GPU
 
-    def _why_not(self, variant: Variant) -> str | None:
+    def _explain_unavailable(self, variant: Variant) -> str | None:
         shipped = self.shipped()
         if variant == shipped.variant:
             return None
@@ -166,7 +172,7 @@ class TuneModel:
         precision = "fp32" if variant.is_converted else variant.precision
         own = self.folder.settings.model_dump(exclude_unset=True)
         device = {**own.get("instances", {}), "device": variant.device}
-        return settings_problem({**own, "engine": variant.engine, "precision": precision, "instances": device})
+        return find_settings_problem({**own, "engine": variant.engine, "precision": precision, "instances": device})
 
 
 def _resolve_device(settings: ModelSettings) -> str:
@@ -177,8 +183,8 @@ def _resolve_device(settings: ModelSettings) -> str:
     return "cuda" if has_cuda else "cpu"
 
 
-def floor_of(model: TuneModel, requested: float | None) -> tuple[AnswerComparison, float]:
-    """Return the task's accuracy measure, and the minimum accuracy: the requested value, or the task's default."""
+def choose_min_accuracy(model: TuneModel, requested: float | None) -> tuple[AnswerComparison, float]:
+    """Return the task's accuracy measure, and the requested or default minimum accuracy."""
     comparison = load_description(model.folder.settings.task).comparison
     return comparison, comparison.floor if requested is None else requested
 
@@ -192,7 +198,7 @@ def check_variants(
     that was measured when the model was converted.
     """
     shipped = model.shipped().variant
-    _, floor = floor_of(model, requested)
+    _, floor = choose_min_accuracy(model, requested)
     if model.is_converted:
         return {shipped: _build_record(shipped, _read_reported_accuracy(model), floor)}
     if len(variants) < 2 and requested is None:
@@ -203,7 +209,7 @@ def check_variants(
         with load_model(model.file(original)) as loaded:
             task = model.folder.settings.task
             samples = collect(task, loaded.task, None)
-            some = replace(samples, held_out=[group[::SHARE] for group in samples.held_out])
+            some = replace(samples, held_out=[group[::SAMPLE_STEP] for group in samples.held_out])
             reference = Reference(task, loaded, some)
     except PenstockError as error:
         problem = f"cannot measure the accuracy: {error.message}"
@@ -234,7 +240,7 @@ def _build_record(variant: Variant, found: Fidelity | None, floor: float) -> Var
 
 
 def _read_reported_accuracy(model: TuneModel) -> Fidelity | None:
-    """Return the accuracy in the version's conversion report; the version's original may no longer exist."""
+    """Return the accuracy from the version's conversion report, because the original model may no longer exist."""
     accuracy = (read_report(model.folder.path, model.version) or {}).get("accuracy")
     if not isinstance(accuracy, dict) or not isinstance(accuracy.get("value"), int | float):
         return None

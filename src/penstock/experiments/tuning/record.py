@@ -19,7 +19,7 @@ class VariantRecord(StoredModel):
 
 
 class Tried(StoredModel):
-    """The figures of one configuration over all its windows."""
+    """The figures of one tried configuration over all its measuring windows."""
 
     configuration: Configuration
     windows: int
@@ -32,7 +32,8 @@ class Tried(StoredModel):
 class Applied(StoredModel):
     version: str  # the version that is served with the winner
     new_folder: str = ""  # the folder of the new version, if one was created
-    files: dict[str, str] = Field(default_factory=dict)  # changed files and their backups; empty: no earlier file
+    # changed files and their backups; an empty backup: the file is new
+    files: dict[str, str] = Field(default_factory=dict)
     diff: str = ""
 
 
@@ -68,7 +69,7 @@ class TuneRecord(StoredFile):
         return self.winner == self.shipped
 
 
-def tried(trials: Trials) -> list[Tried]:
+def list_tried(trials: Trials) -> list[Tried]:
     """Return the tried configurations, the best first and the failed ones last."""
     measured = [
         Tried(
@@ -78,7 +79,7 @@ def tried(trials: Trials) -> list[Tried]:
             over_shipped=round(trials.ratio(each), 4),
             p99_ms=round(trials.p99_ms(each), 2),
         )
-        for each in trials.rank(trials.seen())
+        for each in trials.rank(trials.list_tried())
     ]
     failed = [
         Tried(configuration=each, windows=0, rate=0, over_shipped=None, p99_ms=None, failed=why)

@@ -15,22 +15,25 @@ from penstock.experiments.tuning.space import Configuration, Space, Variant
 from penstock.experiments.tuning.trials import Measure, Trials
 
 VARIANTS, FINALS = "variants", "finals"
-FINALISTS = 3  # besides the shipped configuration
-FEWEST_FINAL_ROUNDS, MOST_FINAL_ROUNDS = 4, 15
+MAX_FINALISTS = 3  # in addition to the shipped configuration
+MIN_FINAL_ROUNDS, MAX_FINAL_ROUNDS = 4, 15
 STAGE_ROUNDS = {VARIANTS: 3}  # all other stages have 2
-SHARE = 0.6  # largest share of the time before the finals that one stage may take
-HOPELESS = (log(1.6), log(1.3))  # distance from the best after one and two rounds that ends a configuration's trial
-RIVAL = log(1.15)  # a second variant within this distance of the best is also developed further
+MAX_STAGE_SHARE = 0.6  # maximum share of the time before the finals for one stage
+HOPELESS_GAPS = (
+    log(1.6),
+    log(1.3),
+)  # log ratio to the best, after one and two rounds, that ends a trial
+RIVAL_GAP = log(1.15)  # log ratio to the best up to which a second variant is also developed further
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The time budget of a tuning run, and the time that a measurement takes."""
+    """The time budget of a tuning run, and the time that each measurement takes."""
 
     budget_s: float
     window_s: float  # time of a window with its warm-up
     start_s: float  # time to start a server
-    most_servers: int = 8  # maximum number of servers at the same time
+    max_servers: int = 8  # maximum number of servers at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Final(StoredModel):
     over_shipped: float  # median of the rounds' ratios of throughput, or of 1/p99 if no finalist met the bound
     noise: float  # a lead must be larger than this to count
     lead_of_best: float
-    is_equal: bool  # equal to the best within the noise
+    is_equal: bool  # differs from the best by no more than the noise
     is_within: bool  # within the bound on p99
 
 
@@ -102,7 +105,7 @@ class TuneSearch:
         shipped = self._space.shipped
         wanted = [each for each in dict.fromkeys(contenders) if each != shipped and each not in self.trials.refused]
         wanted = self._choose_affordable(name, wanted)
-        size = self._pace.most_servers - 1
+        size = self._pace.max_servers - 1
         for start in range(0, len(wanted), size):
             group = [shipped, *wanted[start : start + size]]
             for number in range(STAGE_ROUNDS.get(name, 2)):
@@ -112,11 +115,11 @@ class TuneSearch:
                 yield from self._run_round(name, group, number)
 
     def _choose_affordable(self, name: str, wanted: list[Configuration]) -> list[Configuration]:
-        """Return the already measured configurations, and as many new configurations as there is time for."""
+        """Return the wanted configurations that are measured already, and as many others as there is time for."""
         known = [each for each in wanted if self.trials.measures(each)]
         new = [each for each in wanted if each not in known]
-        finals_s = (FINALISTS + 1) * FEWEST_FINAL_ROUNDS * self._pace.window_s
-        free_s = (self._left_s - finals_s) * SHARE
+        finals_s = (MAX_FINALISTS + 1) * MIN_FINAL_ROUNDS * self._pace.window_s
+        free_s = (self._left_s - finals_s) * MAX_STAGE_SHARE
         rounds = STAGE_ROUNDS.get(name, 2)
         free_s -= (1 + len(known)) * rounds * self._pace.window_s
         count = max(0, int(free_s / (self._pace.start_s + rounds * self._pace.window_s)))
@@ -126,16 +129,16 @@ class TuneSearch:
             self.untried[each] = "no time left"
         return [*known, *new[:count]] if new[:count] else []
 
-    def _is_worth_measuring(self, each: Configuration, group: Sequence[Configuration], number: int) -> bool:
+    def _is_worth_measuring(self, candidate: Configuration, group: Sequence[Configuration], number: int) -> bool:
         """Return True if a configuration is good enough to be measured for another window."""
         trials = self.trials
-        if each == self._space.shipped or not number:
+        if candidate == self._space.shipped or not number:
             return True
-        if each in trials.refused or not trials.measures(each):
+        if candidate in trials.refused or not trials.measures(candidate):
             return False
         best = max(trials.gain(other) for other in group if trials.measures(other))
-        may_matter = trials.bound_ms is not None and trials.is_within(each)
-        return may_matter or trials.gain(each) > best - HOPELESS[min(number, len(HOPELESS)) - 1]
+        may_matter = trials.bound_ms is not None and trials.is_within(candidate)
+        return may_matter or trials.gain(candidate) > best - HOPELESS_GAPS[min(number, len(HOPELESS_GAPS)) - 1]
 
     def _run_round(
         self, stage: str, group: Sequence[Configuration], number: int
@@ -156,7 +159,7 @@ class TuneSearch:
             return [self._space.shipped]
         best = ranked[0]
         rivals = [each for each in ranked if each.variant != best.variant]
-        near = [each for each in rivals if self.trials.gain(each) > self.trials.gain(best) - RIVAL]
+        near = [each for each in rivals if self.trials.gain(each) > self.trials.gain(best) - RIVAL_GAP]
         return [best, *near[:1]]
 
     def _choose_finalists(self) -> list[Configuration]:
@@ -166,19 +169,19 @@ class TuneSearch:
         if not ranked:
             return []
         best = ranked[0]
-        least = trials.gain(best) - RIVAL
+        least = trials.gain(best) - RIVAL_GAP
         near = [each for each in ranked if each.variant == best.variant or trials.gain(each) > least]
         simpler = sorted(
             (each for each in near if self._change_cost(each) < self._change_cost(best)), key=self._change_cost
         )
         quickest = min(ranked, key=trials.p99_ms)
         first = [best, quickest] if trials.bound_ms is not None else [best]
-        hopeful = [each for each in ranked if trials.gain(each) > trials.gain(best) - HOPELESS[0]]
-        return list(dict.fromkeys([*first, *simpler[:1], *hopeful]))[:FINALISTS]
+        hopeful = [each for each in ranked if trials.gain(each) > trials.gain(best) - HOPELESS_GAPS[0]]
+        return list(dict.fromkeys([*first, *simpler[:1], *hopeful]))[:MAX_FINALISTS]
 
-    def _change_cost(self, each: Configuration) -> tuple[int, float]:
+    def _change_cost(self, candidate: Configuration) -> tuple[int, float]:
         """Return the key that sorts equally good configurations: fewer changes first, then higher accuracy."""
-        return each.differences(self._space.shipped), -self._accuracies.get(each.variant, 0.0)
+        return candidate.differences(self._space.shipped), -self._accuracies.get(candidate.variant, 0.0)
 
     def _run_finals(self) -> Generator[Round, RoundResult, None]:
         finalists = self._choose_finalists()
@@ -186,9 +189,9 @@ class TuneSearch:
             return
         group = [self._space.shipped, *finalists]
         fitting = int(self._left_s / (len(group) * self._pace.window_s))
-        count = max(FEWEST_FINAL_ROUNDS, min(MOST_FINAL_ROUNDS, fitting))
+        count = max(MIN_FINAL_ROUNDS, min(MAX_FINAL_ROUNDS, fitting))
         for number in range(count):
-            if number >= FEWEST_FINAL_ROUNDS and self._left_s < len(group) * self._pace.window_s:
+            if number >= MIN_FINAL_ROUNDS and self._left_s < len(group) * self._pace.window_s:
                 break
             group = [each for each in group if each == self._space.shipped or each not in self.trials.refused]
             yield from self._run_round(FINALS, group, number)
@@ -204,17 +207,17 @@ class TuneSearch:
         equals = [each.configuration for each in finals if each.is_equal and each.configuration in choices]
         return Decision(min(equals, key=self._change_cost), best, is_met, finals)
 
-    def _build_final(self, each: Configuration, best: Configuration, by_p99: bool) -> Final:
+    def _build_final(self, candidate: Configuration, best: Configuration, by_p99: bool) -> Final:
         trials = self.trials
-        measures = trials.measures(each, FINALS)
-        lead = trials.compare(best, each, FINALS, by_p99)
+        measures = trials.measures(candidate, FINALS)
+        lead = trials.compare(best, candidate, FINALS, by_p99)
         return Final(
-            configuration=each,
+            configuration=candidate,
             rate=round(sum(measure.rate for measure in measures) / len(measures), 2) if measures else 0.0,
-            p99_ms=round(trials.p99_ms(each, FINALS), 2),
-            over_shipped=round(trials.compare(each, self._space.shipped, FINALS, by_p99).ratio, 4),
+            p99_ms=round(trials.p99_ms(candidate, FINALS), 2),
+            over_shipped=round(trials.compare(candidate, self._space.shipped, FINALS, by_p99).ratio, 4),
             noise=round(lead.noise, 4),
             lead_of_best=round(lead.ratio, 4),
-            is_equal=each == best or not lead.is_better,
-            is_within=trials.is_within(each, FINALS),
+            is_equal=candidate == best or not lead.is_better,
+            is_within=trials.is_within(candidate, FINALS),
         )

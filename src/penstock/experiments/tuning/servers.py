@@ -1,4 +1,4 @@
-"""The servers of candidates: several run at once so that windows can take turns, but only one has load at a time."""
+"""Run the servers of candidate configurations. Several servers run at once, but only one has load at a time."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -22,11 +22,11 @@ from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Measure
 
 MEMORY_SHARE = 0.6  # share of the free memory that servers may use
-FEWEST, MOST = 2, 8
+MIN_SERVERS, MAX_SERVERS = 2, 8
 FIRST_WARM_UP_S = 1.0  # warm-up before a server's first window
-FEWEST_CALLERS = 4
-ANSWERS = 60  # answers that a window should have
-LONGEST = 3  # maximum factor by which windows may be longer than requested
+MIN_CALLERS = 4
+ANSWERS_PER_WINDOW = 60  # answers that a window should have
+MAX_WINDOW_FACTOR = 3  # maximum factor by which windows may be longer than requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class TuneLoad:
 
         The load's windows are long enough for enough answers, and the warm-up for one answer per caller.
         """
-        callers = max(FEWEST_CALLERS, min(self.concurrency, int(rate))) if self.may_lower else self.concurrency
+        callers = max(MIN_CALLERS, min(self.concurrency, int(rate))) if self.may_lower else self.concurrency
         turn_s = callers / rate  # time until each caller has had an answer
         return replace(
             self,
             concurrency=min(callers, self.concurrency),
-            window_s=min(max(self.window_s, ANSWERS / rate), LONGEST * self.window_s),
-            warm_up_s=min(max(self.warm_up_s, turn_s), LONGEST * self.window_s),
+            window_s=min(max(self.window_s, ANSWERS_PER_WINDOW / rate), MAX_WINDOW_FACTOR * self.window_s),
+            warm_up_s=min(max(self.warm_up_s, turn_s), MAX_WINDOW_FACTOR * self.window_s),
             drain_s=turn_s,
         )
 
@@ -122,16 +122,16 @@ class TuneServers:
         for candidate in [each for each in self._served if each not in candidates]:
             self._served.pop(candidate).stack.close()
 
-    def make_room(self, wanted: Collection[Configuration], most: int) -> None:
-        """End unwanted servers, the oldest first, until all wanted servers can run and at most `most` servers run."""
+    def make_room(self, wanted: Collection[Configuration], max_servers: int) -> None:
+        """End unwanted servers, the oldest first, so that with the wanted servers at most `max_servers` run."""
         missing = [each for each in wanted if each not in self._served]
         others = [each for each in self._served if each not in wanted]
-        surplus = max(0, len(self._served) + len(missing) - most)
+        surplus = max(0, len(self._served) + len(missing) - max_servers)
         self.keep_only([*wanted, *others[surplus:]])
 
-    def most_servers(self, candidate: Configuration) -> int:
-        """Return how many servers fit into memory, estimated from the memory of this candidate's server."""
+    def max_servers(self, candidate: Configuration) -> int:
+        """Estimate from the memory of the candidate's server how many servers fit into memory."""
         main = psutil.Process(self._served[candidate].server.process.pid)
         taken = sum(size for _, size in usage(main).values())
         free = psutil.virtual_memory().available
-        return max(FEWEST, min(MOST, 1 + int(free * MEMORY_SHARE / taken)))
+        return max(MIN_SERVERS, min(MAX_SERVERS, 1 + int(free * MEMORY_SHARE / taken)))

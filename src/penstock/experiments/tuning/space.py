@@ -7,7 +7,7 @@ from typing import Any
 from penstock.models.model_yaml import INSTANCES_ON_A_GPU, TEXTS_ON_A_GPU
 
 CONVERTED = ("int8", "fp16")  # precisions that need a converted file, so choosing one makes a new version
-MOST_LAYOUTS = 6
+MAX_LAYOUTS = 6
 TEXT_BUDGETS = (256, 512, 128, 1024)  # padded tokens for a model without a budget; the most promising first
 ROW_BUDGETS = (8, 1, 16)  # rows of a tensor or tiles of an image
 DELAYS_MS = (1.0, 4.0)
@@ -87,7 +87,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpace:
-    """The values to try, and to start from, on the other kind of device (GPU or CPU) than the shipped kind."""
+    """The values to try if a variant runs on a GPU and the shipped configuration on the CPU, or vice versa."""
 
     start: Mapping[str, Any]
     layouts: tuple[tuple[int, int], ...]
@@ -95,7 +95,7 @@ class DeviceSpace:
     max_rows: tuple[int, ...]
 
     def keeping(self, *names: str, **changes: tuple[Any, ...]) -> "DeviceSpace":
-        """Return a copy that starts from the shipped values of the settings in `names`."""
+        """Return a copy with changed fields that starts from the shipped values of the settings in `names`."""
         start = {name: value for name, value in self.start.items() if name not in names}
         return replace(self, start=start, **changes)
 
@@ -110,9 +110,7 @@ class Space:
     max_tokens: tuple[int | None, ...]
     max_rows: tuple[int, ...]
     delays_ms: tuple[float, ...]
-    elsewhere: DeviceSpace | None = (
-        None  # for variants on a GPU where what is shipped runs on the CPU, or the other way
-    )
+    elsewhere: DeviceSpace | None = None  # GPU variants if the shipped one uses the CPU, or vice versa
 
     def start(self, variant: Variant) -> Configuration:
         """Return a variant with the shipped batching, or with batching that suits the variant's device."""
@@ -120,39 +118,46 @@ class Space:
             return self.shipped.with_variant(variant)
         return self.shipped.with_variant(variant, **self.elsewhere.start)
 
-    def axes(self, of: Configuration) -> dict[str, list[Configuration]]:
+    def axes(self, candidate: Configuration) -> dict[str, list[Configuration]]:
         """Return the configurations that differ from a candidate in one setting, by the name of the setting."""
-        is_other_device = self.elsewhere is not None and is_gpu(of.device) != is_gpu(self.shipped.device)
+        is_other_device = self.elsewhere is not None and is_gpu(candidate.device) != is_gpu(self.shipped.device)
         choices: Space | DeviceSpace = self.elsewhere if self.elsewhere is not None and is_other_device else self
         found = {
-            "instances and threads": [replace(of, instances=count, threads=each) for count, each in choices.layouts],
-            "batch budget": [replace(of, max_tokens=tokens) for tokens in choices.max_tokens],
-            "rows in a batch": [replace(of, max_rows=rows) for rows in choices.max_rows],
-            "delay": [replace(of, max_delay_ms=delay) for delay in self.delays_ms],
+            "instances and threads": [
+                replace(candidate, instances=count, threads=each) for count, each in choices.layouts
+            ],
+            "batch budget": [replace(candidate, max_tokens=tokens) for tokens in choices.max_tokens],
+            "rows in a batch": [replace(candidate, max_rows=rows) for rows in choices.max_rows],
+            "delay": [replace(candidate, max_delay_ms=delay) for delay in self.delays_ms],
         }
-        return {name: [each for each in options if each != of] for name, options in found.items()}
+        return {name: [each for each in options if each != candidate] for name, options in found.items()}
 
 
 def is_gpu(device: str) -> bool:
     return device != "cpu"
 
 
-def elsewhere(shipped: Configuration, cores: int, has_lengths: bool, in_flight: int) -> DeviceSpace:
-    """Return the values to try on the other kind of device. `in_flight`: the items in the requests of all callers."""
+def plan_other_device(shipped: Configuration, cores: int, has_lengths: bool, in_flight: int) -> DeviceSpace:
+    """Return the values to try on a GPU if the shipped configuration uses the CPU, or vice versa.
+
+    `in_flight` is the number of items in the requests of all callers.
+    """
     device = "cpu" if is_gpu(shipped.device) else "cuda"
-    (instances, threads), *others = layouts(cores, device)
+    (instances, threads), *others = list_layouts(cores, device)
     start: dict[str, Any] = {"instances": instances, "threads": threads}
     if not has_lengths:  # without texts, the token budget counts rows or tiles
         tiles = GPU_TILES if is_gpu(device) else 1
-        return DeviceSpace({**start, "max_tokens": tiles}, tuple(others), budgets(tiles, False, in_flight), ())
+        return DeviceSpace(
+            {**start, "max_tokens": tiles}, tuple(others), list_batch_budgets(tiles, False, in_flight), ()
+        )
     texts = TEXTS_ON_A_GPU if is_gpu(device) else TEXTS_ON_A_CPU
     tokens, rows = texts["max_tokens"], texts["max_rows"]
     start |= {"max_tokens": tokens, "max_rows": rows}
     fitting = tuple(size for size in (rows // 4, rows * 2) if size <= max(rows, in_flight))
-    return DeviceSpace(start, tuple(others), budgets(tokens, True, in_flight), fitting)
+    return DeviceSpace(start, tuple(others), list_batch_budgets(tokens, True, in_flight), fitting)
 
 
-def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
+def list_layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
     """Return combinations of instances and threads that use all cores, and one combination that uses half the cores.
 
     Half the cores leaves time for the gateway. Threads are powers of two. The extremes come first: one thread for each
@@ -163,11 +168,11 @@ def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
     threads = [1, *(2**power for power in range(cores.bit_length() - 1, 0, -1))]
     found = [(cores // each, each) for each in threads]
     found.insert(2, (max(1, cores // 2), 1))
-    return tuple(dict.fromkeys(found))[:MOST_LAYOUTS]
+    return tuple(dict.fromkeys(found))[:MAX_LAYOUTS]
 
 
-def budgets(shipped: int | None, has_lengths: bool, concurrency: int) -> tuple[int | None, ...]:
-    """Return budgets of a batch to try: padded tokens for texts, otherwise rows or tiles, at most `concurrency`."""
+def list_batch_budgets(shipped: int | None, has_lengths: bool, concurrency: int) -> tuple[int | None, ...]:
+    """Return the batch budgets to try: padded tokens for texts, otherwise rows or tiles, at most `concurrency`."""
     if not has_lengths:
         return tuple(rows for rows in ROW_BUDGETS if rows <= concurrency and rows != shipped)
     if shipped is None:
@@ -175,11 +180,11 @@ def budgets(shipped: int | None, has_lengths: bool, concurrency: int) -> tuple[i
     return (shipped * 2, max(1, shipped // 2), shipped * 4)
 
 
-def row_counts(shipped: int, may_lower: bool, concurrency: int) -> tuple[int, ...]:
-    """Return row limits of a batch to try. `may_lower`: include a limit below the shipped limit."""
+def list_row_limits(shipped: int, may_lower: bool, concurrency: int) -> tuple[int, ...]:
+    """Return the limits on rows per batch to try. `may_lower`: include a limit below the shipped limit."""
     more = (shipped * 2,) if shipped < concurrency else ()
     return (*more, *((shipped // 2,) if may_lower and shipped > 1 else ()))
 
 
-def delays(shipped: float) -> tuple[float, ...]:
+def list_delays(shipped: float) -> tuple[float, ...]:
     return tuple(delay for delay in (0.0, *DELAYS_MS) if delay != shipped)

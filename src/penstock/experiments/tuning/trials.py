@@ -1,7 +1,7 @@
 """The measurements of tuning, and the conclusions from these measurements. Pure: no I/O.
 
-Every round has a window of the shipped configuration. A candidate's figure is its ratio to that window, so that a slow
-minute of the machine affects both.
+Every round includes a window of the shipped configuration. A candidate's result is the ratio to this window, so that a
+slow minute of the machine affects both.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +11,13 @@ from statistics import median
 
 from penstock.experiments.tuning.space import Configuration
 
-ERRORS = 3.0  # standard errors that a difference must exceed
-LEAST = 0.03  # smaller differences never count
-MEDIAN = 1.2533  # ratio of the standard errors of a median and a mean
-NORMAL = 1.4826  # ratio of the standard deviation and the median distance of a normal distribution
-NOISE_UNKNOWN = 0.10  # assumed noise of a window until there are two rounds
+STANDARD_ERRORS = 3.0  # standard errors that a difference must exceed
+MIN_LEAD = 0.03  # smaller differences never count
+MEDIAN_ERROR_FACTOR = 1.2533  # ratio of the standard errors of a median and a mean
+DEVIATION_PER_MEDIAN_DISTANCE = (
+    1.4826  # ratio of the standard deviation and the median distance of a normal distribution
+)
+DEFAULT_NOISE = 0.10  # assumed noise of a window until there are two rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,10 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The lead of one candidate over another candidate, in the rounds that measured both."""
+    """The speed-up of one configuration over another, in the rounds that measured both."""
 
     ratio: float  # ratio of their throughput, or of 1/p99
-    noise: float  # the ratio must differ from 1 by more than this share to count
+    noise: float  # the ratio counts only if it differs from 1 by more than this share
 
     @property
     def is_better(self) -> bool:
@@ -53,7 +55,7 @@ class Trials:
     def measures(self, candidate: Configuration, stage: str = "") -> list[Measure]:
         return [measures[candidate] for measures in self._rounds_of(stage) if candidate in measures]
 
-    def seen(self) -> list[Configuration]:
+    def list_tried(self) -> list[Configuration]:
         return list(dict.fromkeys(candidate for _, measures in self.rounds for candidate in measures))
 
     def rate(self, candidate: Configuration) -> float:
@@ -87,26 +89,30 @@ class Trials:
             self._log_ratios(candidate, self.shipped) for candidate in self.measured() if candidate != self.shipped
         ]
         found = _estimate_deviation(groups)
-        return NOISE_UNKNOWN if found is None else exp(found) - 1
+        return DEFAULT_NOISE if found is None else exp(found) - 1
 
-    def compare(self, one: Configuration, other: Configuration, stage: str, by_p99: bool = False) -> Lead:
-        logs = self._log_ratios(one, other, stage, by_p99)
+    def compare(self, candidate: Configuration, rival: Configuration, stage: str, by_p99: bool = False) -> Lead:
+        logs = self._log_ratios(candidate, rival, stage, by_p99)
         if not logs:
             return Lead(1.0, float("inf"))
         every = [
             self._log_ratios(each, self.shipped, stage, by_p99) for each in self.measured(stage) if each != self.shipped
         ]
         spread = _estimate_deviation([*every, logs])
-        error = MEDIAN * (log(1 + NOISE_UNKNOWN) if spread is None else spread) / sqrt(len(logs))
-        return Lead(exp(median(logs)), max(LEAST, exp(ERRORS * error) - 1))
+        error = MEDIAN_ERROR_FACTOR * (log(1 + DEFAULT_NOISE) if spread is None else spread) / sqrt(len(logs))
+        return Lead(exp(median(logs)), max(MIN_LEAD, exp(STANDARD_ERRORS * error) - 1))
 
     def _rounds_of(self, stage: str) -> list[dict[Configuration, Measure]]:
         return [measures for name, measures in self.rounds if not stage or name == stage]
 
     def _log_ratios(
-        self, one: Configuration, other: Configuration, stage: str = "", by_p99: bool = False
+        self, candidate: Configuration, rival: Configuration, stage: str = "", by_p99: bool = False
     ) -> list[float]:
-        pairs = [(found[one], found[other]) for found in self._rounds_of(stage) if one in found and other in found]
+        pairs = [
+            (found[candidate], found[rival])
+            for found in self._rounds_of(stage)
+            if candidate in found and rival in found
+        ]
         if by_p99:
             return [log(theirs.p99_ms / ours.p99_ms) for ours, theirs in pairs]
         return [log(ours.rate / theirs.rate) for ours, theirs in pairs]
@@ -121,4 +127,4 @@ def _estimate_deviation(groups: Sequence[Sequence[float]]) -> float | None:
     distances = [abs(value - median(values)) for values in known for value in values]
     if not known:
         return None
-    return NORMAL * median(distances) * sqrt(len(distances) / (len(distances) - len(known)))
+    return DEVIATION_PER_MEDIAN_DISTANCE * median(distances) * sqrt(len(distances) / (len(distances) - len(known)))

@@ -13,8 +13,8 @@ from penstock.experiments.load.choice import LoadData, build_payloads, fetch_mod
 from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.processes import ServerFailed
 from penstock.experiments.tuning.apply import apply_winner
-from penstock.experiments.tuning.model import TuneModel, check_variants, floor_of
-from penstock.experiments.tuning.record import TuneRecord, VariantRecord, tried
+from penstock.experiments.tuning.model import TuneModel, check_variants, choose_min_accuracy
+from penstock.experiments.tuning.record import TuneRecord, VariantRecord, list_tried
 from penstock.experiments.tuning.search import FINALS, Decision, Pace, Round, RoundResult, TuneSearch
 from penstock.experiments.tuning.servers import TuneLoad, TuneServers
 from penstock.experiments.tuning.space import Configuration, Space, Variant
@@ -60,7 +60,7 @@ class Tuner:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._deadline = 0.0
         self._load = options.load
-        self._most_servers = 0
+        self._max_servers = 0
         self._checked: dict[Variant, VariantRecord] = {}
         self._refused: Mapping[Variant, str] = {}
         self._search: TuneSearch | None = None
@@ -75,7 +75,7 @@ class Tuner:
         return self._decision
 
     def _prepare(self, servers: TuneServers) -> Space:
-        """Start the shipped model, fit the load to the model, and return the search space with checked variants."""
+        """Measure the shipped model's speed to choose the load, and return the search space."""
         shipped = self._model.shipped()
         self._log(f"starting {self._model.folder.name} with its current settings: {shipped}")
         try:
@@ -89,7 +89,7 @@ class Tuner:
         names = {str(entry["name"]) for entry in inputs}
         space, self._refused = self._model.space(names, servers.load.concurrency * servers.load.items)
         space = _fix_kept_settings(space, self._options.keep)
-        rule, floor = floor_of(self._model, self._options.min_accuracy)
+        rule, floor = choose_min_accuracy(self._model, self._options.min_accuracy)
         self._checked = check_variants(self._model, space.variants, self._options.min_accuracy, self._log)
         good = tuple(each for each, found in self._checked.items() if not found.left_out)
         if not good:
@@ -102,8 +102,8 @@ class Tuner:
     def _plan(self, servers: TuneServers, space: Space) -> TuneSearch:
         budget_s = self._options.minutes * 60
         self._deadline = time.monotonic() + budget_s
-        self._most_servers = servers.most_servers(space.shipped)
-        pace = Pace(budget_s, servers.load.cost_s, servers.start_s, self._most_servers)
+        self._max_servers = servers.max_servers(space.shipped)
+        pace = Pace(budget_s, servers.load.cost_s, servers.start_s, self._max_servers)
         accuracies = {each: found.accuracy for each, found in self._checked.items() if found.accuracy is not None}
         self._search = TuneSearch(space, self._options.p99_ms, pace, accuracies)
         return self._search
@@ -119,7 +119,7 @@ class Tuner:
             return decision
 
     def _measure(self, servers: TuneServers, wanted: Round) -> RoundResult:
-        servers.make_room(wanted.contenders, self._most_servers)
+        servers.make_room(wanted.contenders, self._max_servers)
         failed: dict[Configuration, str] = {}
         measures: dict[Configuration, Measure] = {}
         for candidate in wanted.contenders:
@@ -137,7 +137,7 @@ class Tuner:
         return RoundResult(measures, self._deadline - time.monotonic(), failed, servers.start_s)
 
     def _record_failure(self, candidate: Configuration, reason: str, failed: dict[Configuration, str]) -> None:
-        """Record that a candidate failed. If the shipped configuration failed, raise an error: comparisons need it."""
+        """Record that a candidate failed. Raise an error for the shipped configuration, which comparisons need."""
         if candidate == self._model.shipped():
             raise ConfigError(f"{self._model.folder.name}: the current settings stopped working: {reason}")
         failed[candidate] = reason
@@ -159,7 +159,7 @@ class Tuner:
     def record(self) -> TuneRecord:
         """Return the record of the tuning run so far; the run may have been interrupted."""
         options, shipped = self._options, self._model.shipped()
-        rule, floor = floor_of(self._model, options.min_accuracy)
+        rule, floor = choose_min_accuracy(self._model, options.min_accuracy)
         refused = [VariantRecord(name=str(each), left_out=why) for each, why in self._refused.items()]
         found = TuneRecord(
             model=self._model.folder.name,
@@ -185,7 +185,7 @@ class Tuner:
         )
         if self._search:
             trials = self._search.trials
-            found.tried = tried(trials)
+            found.tried = list_tried(trials)
             found.untried = [f"{each}: {why}" for each, why in self._search.untried.items()]
             found.noise = round(trials.noise(), 4)
             found.rounds = len(trials.measures(shipped, FINALS)) if self._decision else 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.experiments.table import markdown_table
+from penstock.experiments.table import format_markdown_table
 from penstock.experiments.tuning.record import Tried, TuneRecord
 from penstock.experiments.tuning.search import Final
 from penstock.experiments.tuning.space import Configuration
@@ -70,7 +70,7 @@ def _format_summary(record: TuneRecord) -> str:
 
 
 def explain(record: TuneRecord) -> list[str]:
-    """Return sentences that explain the choice of the winner, with each lead and the noise of the measurements."""
+    """Explain the choice of the winner: its lead over each finalist, and the noise of the measurements."""
     if record.winner is None or record.best is None:
         return ["The run was interrupted before the finals. The measurements until then are in the report."]
     reasons = []
@@ -192,7 +192,7 @@ def _find_final(record: TuneRecord, configuration: Configuration) -> Final | Non
 
 
 def _format_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    return "\n".join(markdown_table(names, rows)) + "\n"
+    return "\n".join(format_markdown_table(names, rows)) + "\n"
 
 
 def _format_value(value: object) -> str:

@@ -126,4 +126,4 @@ def _caller_metadata(connection: HTTPConnection) -> tuple[tuple[str, bytes], ...
 
 def _raise_refusal(error: grpc.aio.AioRpcError) -> None:
     if error.code() in REFUSALS:
-        raise faults.from_call(error, "the manager") from error
+        raise faults.convert_call_error(error, "the manager") from error

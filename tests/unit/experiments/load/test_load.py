@@ -17,7 +17,7 @@ from penstock.experiments.load.load_process import (
     read_messages,
     write_messages,
 )
-from penstock.experiments.load.steady import is_enough, is_steady, measured
+from penstock.experiments.load.steady import has_enough_windows, is_steady, measured
 from penstock.models.convert.speed import spread
 
 
@@ -131,8 +131,8 @@ def test_an_unstable_load_is_marked_and_shows_the_last_three_windows() -> None:
 
 
 def test_a_load_that_is_only_refused_ends() -> None:
-    assert is_enough([WindowOutcome(1.0, 0, {"NOT_FOUND": 9})])
-    assert not is_enough([WindowOutcome(1.0, 1, {"NOT_FOUND": 9})])
+    assert has_enough_windows([WindowOutcome(1.0, 0, {"NOT_FOUND": 9})])
+    assert not has_enough_windows([WindowOutcome(1.0, 1, {"NOT_FOUND": 9})])
 
 
 def test_messages_survive_encoding(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def test_triples_are_read(tmp_path: Path) -> None:
     file = tmp_path / "triples.train.small.tsv"
     file.write_text("what is rain\tRain is water.\tSnow is ice.\nwho?\tThe crème\tx\n", encoding="utf-8")
     assert read_pairs(file) == [("what is rain", "Rain is water."), ("who?", "The crème")]
-    assert read_pairs(file, most=1) == [("what is rain", "Rain is water.")]
+    assert read_pairs(file, max_pairs=1) == [("what is rain", "Rain is water.")]
 
 
 def test_gzipped_top1000_is_read(tmp_path: Path) -> None:

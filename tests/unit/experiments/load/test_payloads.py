@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import Tensor, unpack_bytes
-from penstock.experiments.load.choice import random_payload, suitable_data
+from penstock.experiments.load.choice import build_random_payload, choose_data_kind
 from penstock.experiments.load.payloads import KINDS, build_built_in_payloads, encode
 from penstock.experiments.load.steps import parse_counts, parse_steps
 from penstock.models.samples.texts import passages, queries
@@ -76,17 +76,17 @@ def test_a_described_model_gets_random_tensors_of_its_shapes() -> None:
         {"name": "ids", "datatype": "INT64", "shape": [-1, -1]},
         {"name": "words", "datatype": "BYTES", "shape": [2]},
     ]
-    payload = random_payload("m", inputs, 4, {"ids": [4, 5]})
+    payload = build_random_payload("m", inputs, 4, {"ids": [4, 5]})
     assert [tensor.shape for tensor in payload.inputs] == [(4, 3), (4, 5), (2,)]
     assert np.frombuffer(payload.inputs[1].data, np.int64).max() <= 1
     with pytest.raises(InvalidRequest, match=r"--shape ids:1,128"):
-        random_payload("m", inputs, 4, {})
+        build_random_payload("m", inputs, 4, {})
 
 
 def test_data_follows_from_the_models_inputs() -> None:
-    assert suitable_data([{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}]) == "mixed"
-    assert suitable_data([{"name": "image", "datatype": "BYTES", "shape": [-1, 1]}]) == "photos"
-    assert suitable_data([{"name": "x", "datatype": "FP32", "shape": [1]}]) == "tensor"
+    assert choose_data_kind([{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}]) == "mixed"
+    assert choose_data_kind([{"name": "image", "datatype": "BYTES", "shape": [-1, 1]}]) == "photos"
+    assert choose_data_kind([{"name": "x", "datatype": "FP32", "shape": [1]}]) == "tensor"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.core.errors import ConfigError
-from penstock.experiments.tuning.apply import apply_winner, changes_by_file
+from penstock.experiments.tuning.apply import apply_winner, group_changes_by_file
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.space import Configuration, Variant
 from penstock.experiments.variants import Variants
@@ -141,7 +141,7 @@ def test_a_failure_in_the_second_file_restores_the_first(model: TuneModel, tmp_p
 
 
 def test_an_unchanged_configuration_writes_nothing(model: TuneModel) -> None:
-    assert changes_by_file(model.folder, "1", {}) == {}
+    assert group_changes_by_file(model.folder, "1", {}) == {}
 
 
 def test_the_search_space_is_what_this_machine_can_run(model: TuneModel) -> None:

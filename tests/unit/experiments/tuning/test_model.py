@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock.experiments.tuning.model import TuneModel, check_variants, floor_of
+from penstock.experiments.tuning.model import TuneModel, check_variants, choose_min_accuracy
 from penstock.experiments.tuning.space import Variant
 from penstock.experiments.variants import Variants
 from penstock.models.folder import read_model_folder
@@ -51,7 +51,7 @@ def test_an_inaccurate_variant_is_dropped_with_its_accuracy(coarse: TuneModel) -
 
 
 def test_another_bound_gives_another_verdict(coarse: TuneModel) -> None:
-    assert floor_of(coarse, None)[1] == 0.98
+    assert choose_min_accuracy(coarse, None)[1] == 0.98
     found = check_variants(coarse, [FP32, INT8], -1.0, lambda _: None).values()
     assert not any(each.left_out for each in found)
     (alone,) = check_variants(coarse, [FP32], 1.5, lambda _: None).values()

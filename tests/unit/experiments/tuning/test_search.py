@@ -13,13 +13,13 @@ from penstock.experiments.tuning.space import (
     Configuration,
     Space,
     Variant,
-    budgets,
-    delays,
-    elsewhere,
-    layouts,
-    row_counts,
+    list_batch_budgets,
+    list_delays,
+    list_layouts,
+    list_row_limits,
+    plan_other_device,
 )
-from penstock.experiments.tuning.trials import LEAST, Measure, Trials
+from penstock.experiments.tuning.trials import MIN_LEAD, Measure, Trials
 
 BF16, FP32, INT8 = Variant("openvino", "bf16"), Variant("openvino", "fp32"), Variant("openvino", "int8")
 ORT32, ORT8 = Variant("onnx", "fp32"), Variant("onnx", "int8")
@@ -27,7 +27,14 @@ SPEEDS = {BF16: 200.0, FP32: 110.0, INT8: 300.0, ORT32: 90.0, ORT8: 270.0}
 ACCURACIES = {BF16: 0.99997, FP32: 1.0, INT8: 0.991, ORT32: 1.0, ORT8: 0.985}
 SHIPPED = Configuration("openvino", "bf16", "cpu", 2, 1, 256, 32, 0.0)
 OTHER = replace(SHIPPED, max_tokens=512)
-SPACE = Space(SHIPPED, tuple(SPEEDS), layouts(2), budgets(256, True, 32), row_counts(32, True, 32), delays(0.0))
+SPACE = Space(
+    SHIPPED,
+    tuple(SPEEDS),
+    list_layouts(2),
+    list_batch_budgets(256, True, 32),
+    list_row_limits(32, True, 32),
+    list_delays(0.0),
+)
 PACE = Pace(budget_s=360, window_s=2.5, start_s=4.0)
 Speed = Callable[[Configuration], float]
 
@@ -187,7 +194,7 @@ def test_the_search_keeps_its_time_limit_and_reports_what_was_not_measured(minut
 
 def test_contenders_alternate_with_the_shipped_one_within_the_server_limit() -> None:
     machine = Machine(2)
-    tune(machine, pace=replace(PACE, most_servers=4))
+    tune(machine, pace=replace(PACE, max_servers=4))
     assert all(SHIPPED in asked.contenders for asked in machine.rounds)
     assert all(len(asked.contenders) <= 4 for asked in machine.rounds)
     stages = [asked.stage for asked in machine.rounds]
@@ -244,7 +251,7 @@ def test_a_lead_counts_beyond_three_standard_errors_and_the_minimum() -> None:
     longer = finals(*[90, 130, 85, 125] * 9).compare(OTHER, SHIPPED, FINALS)
     assert longer.noise == pytest.approx(noisy.noise / 3, rel=0.3)
     small = finals(102, 102, 102, 102).compare(OTHER, SHIPPED, FINALS)
-    assert small.noise == LEAST
+    assert small.noise == MIN_LEAD
     assert not small.is_better
     assert finals(104, 104, 104, 104).compare(OTHER, SHIPPED, FINALS).is_better
 
@@ -270,16 +277,16 @@ def test_changes_contain_the_differing_keys_and_their_companions() -> None:
 
 
 def test_layouts_use_the_cores_in_every_combination() -> None:
-    assert layouts(1) == ((1, 1),)
-    assert layouts(2) == ((2, 1), (1, 2), (1, 1))
-    assert set(layouts(8)) == {(8, 1), (1, 8), (4, 1), (2, 4), (4, 2)}
-    assert all(count * threads <= 6 for count, threads in layouts(6))
+    assert list_layouts(1) == ((1, 1),)
+    assert list_layouts(2) == ((2, 1), (1, 2), (1, 1))
+    assert set(list_layouts(8)) == {(8, 1), (1, 8), (4, 1), (2, 4), (4, 2)}
+    assert all(count * threads <= 6 for count, threads in list_layouts(6))
 
 
 def test_the_limit_on_request_size_is_never_lowered() -> None:
-    assert row_counts(8, may_lower=False, concurrency=32) == (16,)
-    assert row_counts(8, may_lower=True, concurrency=8) == (4,)
-    assert row_counts(32, may_lower=False, concurrency=32) == ()
+    assert list_row_limits(8, may_lower=False, concurrency=32) == (16,)
+    assert list_row_limits(8, may_lower=True, concurrency=8) == (4,)
+    assert list_row_limits(32, may_lower=False, concurrency=32) == ()
 
 
 # --- on a GPU
@@ -288,7 +295,9 @@ CUDA = Variant("onnx", "fp16", "cuda")
 
 
 def test_the_search_on_a_gpu_starts_with_large_batches() -> None:
-    space = replace(SPACE, variants=(BF16, CUDA), elsewhere=elsewhere(SHIPPED, 16, has_lengths=True, in_flight=4096))
+    space = replace(
+        SPACE, variants=(BF16, CUDA), elsewhere=plan_other_device(SHIPPED, 16, has_lengths=True, in_flight=4096)
+    )
     assert space.start(BF16) == SHIPPED
     there = space.start(CUDA)
     assert there == Configuration("onnx", "fp16", "cuda", 2, 1, 65_536, 1024, 0.0)
@@ -303,7 +312,7 @@ def test_the_search_on_a_gpu_starts_with_large_batches() -> None:
 
 
 def test_kept_settings_also_apply_on_another_device() -> None:
-    there = elsewhere(SHIPPED, 16, has_lengths=True, in_flight=64)
+    there = plan_other_device(SHIPPED, 16, has_lengths=True, in_flight=64)
     assert there.max_rows == (256,)  # this many are never in flight
     kept = there.keeping("max_tokens", "max_rows", max_tokens=(), max_rows=())
     space = replace(SPACE, variants=(BF16, CUDA), elsewhere=kept)
@@ -313,10 +322,10 @@ def test_kept_settings_also_apply_on_another_device() -> None:
 
 def test_from_gpu_to_processor_the_cores_are_divided_again() -> None:
     shipped = replace(SHIPPED, device="cuda:1", max_tokens=65_536, max_rows=1024, instances=2)
-    there = elsewhere(shipped, 4, has_lengths=True, in_flight=32)
+    there = plan_other_device(shipped, 4, has_lengths=True, in_flight=32)
     texts = {"max_tokens": 256, "max_rows": 32}
     assert there.start == {"instances": 4, "threads": 1, **texts}
-    of_images = elsewhere(SHIPPED, 4, has_lengths=False, in_flight=32)
+    of_images = plan_other_device(SHIPPED, 4, has_lengths=False, in_flight=32)
     assert (of_images.start, of_images.max_rows) == ({"instances": 2, "threads": 1, "max_tokens": 16}, ())
 
 
@@ -324,7 +333,9 @@ def test_the_gpu_wins_if_it_is_faster() -> None:
     def faster(candidate: Configuration) -> float:
         return 900.0 if candidate.device == "cuda" else speed(candidate)
 
-    space = replace(SPACE, variants=(*SPEEDS, CUDA), elsewhere=elsewhere(SHIPPED, 2, has_lengths=True, in_flight=32))
+    space = replace(
+        SPACE, variants=(*SPEEDS, CUDA), elsewhere=plan_other_device(SHIPPED, 2, has_lengths=True, in_flight=32)
+    )
     machine = Machine(0, speed=faster)
     winner = tune(machine, space=space)[0].winner
     assert winner.variant == CUDA

@@ -15,7 +15,7 @@ import typer
 
 from penstock.core.errors import InternalError, PenstockError, Unavailable
 from penstock.terminal.access import Access
-from penstock.terminal.http import no_answer, open_path
+from penstock.terminal.http import make_unavailable_error, open_path
 from penstock.terminal.output import escape_controls
 from penstock.terminal.server_options import Server, takes_server
 from penstock.terminal.shared_options import AsJson
@@ -44,7 +44,7 @@ class LiveEvents:
                 if line.startswith(b"data: "):
                     yield line.removeprefix(b"data: ").strip()
         except (OSError, HTTPException, ValueError) as error:
-            raise no_answer(self._http, error) from error
+            raise make_unavailable_error(self._http, error) from error
         raise Unavailable(f"the server at {self._http} ended the stream: is it shutting down?")
 
     def close(self) -> None:
