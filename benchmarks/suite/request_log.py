@@ -16,7 +16,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.suite.figures import SuiteFigure
 from penstock.core.config import RequestLogSettings
 from penstock.core.requests import InferRequest, PacketFields
-from penstock.features.request_log.log_row import RequestEnd, row_of
+from penstock.features.request_log.log_row import RequestEnd, make_log_row
 from penstock.features.request_log.log_stores.log_store import LogStore, open_log_store
 from penstock.features.request_log.request_log import RequestLog
 from penstock.models.convert.speed import spread
@@ -92,7 +92,7 @@ async def _fill(settings: RequestLogSettings, folder: Path, rows: int) -> None:
         for number in range(start, min(start + BATCH, rows)):
             # One row of each session in turn, so that the rows of a session are apart in the table.
             end = RequestEnd("ok", now_s - DAYS * 86_400 * (1 - number / rows), 0.002, 100)
-            batch.append(row_of(_request(number, number % sessions), None, end, "gateway-0", 4096))
+            batch.append(make_log_row(_request(number, number % sessions), None, end, "gateway-0", 4096))
         await store.write(batch)
     await store.close()
 

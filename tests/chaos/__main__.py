@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: runs the fault scenarios and says whether each bar was met."""
+"""`python -m tests.chaos`: runs the fault scenarios and reports which figures miss their required bounds."""
 
 import argparse
 import json
@@ -71,19 +71,19 @@ def main() -> int:
                 tuple(options.attack) or ("",),
                 options.malformed,
             )
-            with _kept_for_figures():
+            with _redirect_output():
                 result = uvloop.run(SCENARIOS[name](plan))
         result.details["seconds"] = round(time.monotonic() - started, 1)
         results.append((name, result))
     print_table(results, console if options.json == "-" else Console())
     if options.json:
-        text = json.dumps(_as_json(results, before), indent=2) + "\n"
+        text = json.dumps(_format_json(results, before), indent=2) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
     return 1 if any(result.missed() for _, result in results) else 0
 
 
 @contextmanager
-def _kept_for_figures() -> Iterator[None]:
+def _redirect_output() -> Iterator[None]:
     """Send the output of scenarios and their processes to standard error."""
     sys.stdout.flush()
     kept = os.dup(STDOUT)
@@ -96,7 +96,7 @@ def _kept_for_figures() -> Iterator[None]:
         os.close(kept)
 
 
-def _names(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
     names = text.split(",")
     if unknown := sorted(set(names) - set(SCENARIOS)):
         raise argparse.ArgumentTypeError(f"there is no scenario '{unknown[0]}': choose from {', '.join(SCENARIOS)}")
@@ -105,14 +105,18 @@ def _names(text: str) -> list[str]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter: all in five minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter faults: all scenarios in five minutes")
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="figures, details and machine, there or printed"
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write figures, details and machine to this file, or print them",
     )
     parser.add_argument(
         "--only",
         action="extend",
-        type=_names,
+        type=_parse_names,
         metavar="NAME[,NAME...]",
         help=f"these scenarios; may be repeated: {', '.join(SCENARIOS)}",
     )
@@ -125,11 +129,11 @@ def _parse() -> argparse.Namespace:
         "may be repeated",
     )
     parser.add_argument("--malformed", type=int, default=0, metavar="N", help="send this many malformed messages")
-    parser.add_argument("--models", type=Path, default=Path("models"), help="the repository with minilm and srcnn")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="model repository with minilm and srcnn")
     return parser.parse_args()
 
 
-def _as_json(results: list[tuple[str, Result]], before: Mapping[str, object]) -> dict[str, object]:
+def _format_json(results: list[tuple[str, Result]], before: Mapping[str, object]) -> dict[str, object]:
     return {
         "figures": {figure: value for _, result in results for figure, value in result.figures.items()},
         "meanings": {figure: text for _, result in results for figure, text in result.meanings.items()},

@@ -1,4 +1,4 @@
-"""Answers to malformed messages: counts by kind, and samples of forbidden answers."""
+"""Counts the answers to malformed messages by kind, and keeps samples of forbidden answers."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ class AttackAnswers:
     kinds: Counter[str] = field(default_factory=Counter)
     samples: list[str] = field(default_factory=list)
 
-    def typed(self, kind: str) -> None:
+    def record_typed(self, kind: str) -> None:
         self.sent += 1
         self.kinds[kind] += 1
 
-    def crash(self, kind: str, sample: object) -> None:
+    def record_crash(self, kind: str, sample: object) -> None:
         self.crashes += 1
         self._keep(kind, sample)
 
-    def hang(self, kind: str, sample: object) -> None:
+    def record_hang(self, kind: str, sample: object) -> None:
         self.hangs += 1
         self._keep(f"{kind} hang", sample)
 
@@ -32,6 +32,6 @@ class AttackAnswers:
         return {"sent": self.sent, "kinds": dict(self.kinds.most_common()), "samples": self.samples}
 
     def _keep(self, kind: str, sample: object) -> None:
-        self.typed(kind)
+        self.record_typed(kind)
         if len(self.samples) < SAMPLES:
             self.samples.append(f"{kind}: {sample!r:.400}")

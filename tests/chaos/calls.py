@@ -7,10 +7,10 @@ import grpc
 from penstock.core.tensors import pack_bytes
 from penstock.pb.inference import grpc_service_pb2 as pb
 
-AskedTensor = tuple[str, str, Sequence[int], bytes]  # its name, datatype, shape and data
+RequestTensor = tuple[str, str, Sequence[int], bytes]  # its name, datatype, shape and data
 
 
-def infer_request(model: str, *inputs: AskedTensor, output: str = "") -> pb.ModelInferRequest:
+def make_infer_request(model: str, *inputs: RequestTensor, output: str = "") -> pb.ModelInferRequest:
     message = pb.ModelInferRequest(model_name=model, raw_input_contents=[data for *_, data in inputs])
     for name, datatype, shape, _ in inputs:
         message.inputs.add(name=name, datatype=datatype, shape=shape)
@@ -19,11 +19,11 @@ def infer_request(model: str, *inputs: AskedTensor, output: str = "") -> pb.Mode
     return message
 
 
-def text_request(model: str, *texts: str | bytes) -> pb.ModelInferRequest:
-    return infer_request(model, ("text", "BYTES", (len(texts),), pack_bytes(texts)))
+def make_text_request(model: str, *texts: str | bytes) -> pb.ModelInferRequest:
+    return make_infer_request(model, ("text", "BYTES", (len(texts),), pack_bytes(texts)))
 
 
-async def code_of(call: Awaitable[object]) -> str:
+async def get_status_name(call: Awaitable[object]) -> str:
     """Return the name of the gRPC status of a call."""
     try:
         await call

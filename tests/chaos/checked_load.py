@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.waiting import until
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.chaos.calls import infer_request, text_request
+from tests.chaos.calls import make_infer_request, make_text_request
 from tests.chaos.repository import ECHO, ECHO_FLOATS
 from tests.chaos.unordered import UnorderedStream
 
@@ -32,7 +32,7 @@ class EchoQuestion:
         self._model = model
 
     def ask(self, number: int) -> pb.ModelInferRequest:
-        return infer_request(self._model, ("x", "FP32", (1, ECHO_FLOATS), self._data(number)), output="y")
+        return make_infer_request(self._model, ("x", "FP32", (1, ECHO_FLOATS), self._data(number)), output="y")
 
     def is_answer(self, number: int, answer: pb.ModelInferResponse) -> bool:
         return list(answer.raw_output_contents) == [self._data(number)]
@@ -42,7 +42,7 @@ class EchoQuestion:
 
 
 class EmbedQuestion:
-    """Knows the right vector of each text: `learn` requests them before the faults start."""
+    """Asks for embeddings of texts. `learn` requests the expected vectors before the faults start."""
 
     def __init__(self, model: str, texts: Sequence[str]) -> None:
         self._model = model
@@ -56,7 +56,7 @@ class EmbedQuestion:
                 self._vectors[number] = _vector(await call(self.ask(number), timeout=30))
 
     def ask(self, number: int) -> pb.ModelInferRequest:
-        return text_request(self._model, self._texts[number % len(self._texts)])
+        return make_text_request(self._model, self._texts[number % len(self._texts)])
 
     def is_answer(self, number: int, answer: pb.ModelInferResponse) -> bool:
         # Vectors have length 1; other batches round differently, by less than any two texts differ.
@@ -70,13 +70,13 @@ class Tally:
     mismatched: int = 0
     duplicates: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    longest_s: float = 0.0  # of one request
-    longest_gap_s: float = 0.0  # time without any answer
+    longest_s: float = 0.0  # longest time of one request
+    longest_gap_s: float = 0.0  # longest time without any answer
     last_answer: float = field(default_factory=time.monotonic)
 
     @property
     def failed(self) -> int:
-        """Return the requests without a right answer whose deadline had not passed."""
+        """Return the number of requests without a correct answer, except those still within their deadline."""
         return self.sent - self.answered + self.mismatched
 
     def answer(self, sent: float, is_right: bool) -> None:
@@ -100,16 +100,15 @@ class Tally:
 
 
 class CheckedLoad:
-    """Runs while its context is open, and waits for requests in flight at its end.
+    """A context manager that runs a load, and waits for its pending requests on exit.
 
-    / Some callers use unary calls. The others share one stream, on which a second answer to a request would be
-    noticed.
+    Some callers use unary calls. The others share one stream, which would reveal a second answer to a request.
     """
 
     def __init__(self, target: str, questions: Sequence[Question], callers: int = 32, pause_s: float = 0.0) -> None:
         self.tally = Tally()
         self._questions = questions
-        self._pause_s = pause_s  # between an answer and the caller's next request
+        self._pause_s = pause_s  # pause between an answer and the caller's next request
         self._channel = grpc.aio.insecure_channel(target)
         self._unary = callers - callers // 4
         self._streamed = callers // 4
@@ -128,7 +127,7 @@ class CheckedLoad:
     async def __aexit__(self, *_: object) -> None:
         self._is_stopping = True
         await asyncio.gather(*self._tasks)
-        await asyncio.sleep(0.2)  # a second answer would arrive now
+        await asyncio.sleep(0.2)  # wait for second answers, which would be errors
         await self._stream.close()
         self.tally.duplicates = self._stream.duplicates
         await self._channel.close()

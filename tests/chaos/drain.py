@@ -1,4 +1,4 @@
-"""The server is asked to leave (SIGTERM): accepted requests are answered, new ones refused, and its exit code is 0."""
+"""Send SIGTERM to the server: it must answer accepted requests, refuse new ones, and exit with status 0."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
 from penstock.experiments.load.drivers import INFER
 from penstock.experiments.load.payloads import build_built_in_payloads
-from tests.chaos.calls import code_of
+from tests.chaos.calls import get_status_name
 from tests.chaos.report import ChaosPlan, Result
 from tests.chaos.repository import add_shipped
 
@@ -37,15 +37,17 @@ async def drain_server(server: ServerProcess) -> dict[str, Any]:
     photos = [photo.grpc() for photo in build_built_in_payloads("photos", "srcnn")]
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         call = channel.unary_unary(INFER)
-        inside = [asyncio.create_task(code_of(call(photos[n % len(photos)], timeout=60))) for n in range(IN_FLIGHT)]
+        inside = [
+            asyncio.create_task(get_status_name(call(photos[n % len(photos)], timeout=60))) for n in range(IN_FLIGHT)
+        ]
         await until_seen(lambda: server.status()["inflight_requests"] >= IN_FLIGHT, "all are inside")
         os.kill(server.pid, signal.SIGTERM)
         await asyncio.sleep(0.1)
         later: Counter[str] = Counter(UNAVAILABLE=0)
         while not all(task.done() for task in inside):
-            later[await code_of(call(photos[0], timeout=30))] += 1
+            later[await get_status_name(call(photos[0], timeout=30))] += 1
             await asyncio.sleep(0.05)
         codes = Counter([await task for task in inside])
         exit_code = await asyncio.to_thread(server.process.wait, 60)
-        later[await code_of(call(photos[0], timeout=30))] += 1
+        later[await get_status_name(call(photos[0], timeout=30))] += 1
     return {"inside": dict(codes), "came_later": dict(later), "exit_code": exit_code}

@@ -1,4 +1,4 @@
-"""Generated text with callers that cancel, clients that vanish, and workers that die: nothing is left behind."""
+"""Generate text while callers cancel, clients disconnect and workers die: the server must release all resources."""
 
 import asyncio
 import json
@@ -24,13 +24,13 @@ from tests.chaos.report import ChaosPlan, Result
 MODEL = "smollm2"
 PROMPT = "The capital of France is"
 MAX_TOKENS = 32
-LONGEST_S = 0.8  # how long a caller stays
+MAX_STAY_S = 0.8  # maximum time before a caller leaves
 AT_ONCE = 24  # callers: three times as many as run
 MAX_RUNNING = 8
 CACHE_MB = 24  # a leak of a few generations would be visible
 BLOCK_TOKENS = 32
 IDLE_S = 60.0
-ANSWER_S = 180.0  # with a worker that has to restart first
+ANSWER_S = 180.0  # enough for a worker to restart
 STREAMS = 6  # streams that are open when a worker is killed
 LONG_TOKENS = 64
 
@@ -47,7 +47,7 @@ async def run(plan: ChaosPlan) -> Result:
 
 
 def add_generator(repository: Path, models: Path) -> None:
-    """Add the shipped model, with a small cache."""
+    """Add the shipped text-generation model, with a small cache."""
     link_model(
         models / MODEL,
         repository / MODEL,
@@ -58,27 +58,27 @@ def add_generator(repository: Path, models: Path) -> None:
 
 
 async def leave(server: ServerProcess, cancelled: int, vanished: int, plan: ChaosPlan) -> Result:
-    """Leave at random moments: in the queue, before the first token and after it."""
+    """Cancel requests or disconnect at random moments: in the queue, before or after the first token."""
     await server.wait_all_workers()
     result = Result()
     rng = random.Random(1)
     async with AsyncClient(server.grpc) as client:
         before = await ask(client)
-        await _repeat(
+        await _call_repeatedly(
             AT_ONCE, AT_ONCE, lambda: _cancel(client, rng)
-        )  # after the first generation, everything that is created once exists
-        await idle(server)
+        )  # the first generation creates everything that is created only once
+        await count_leftovers(server)
         memory = server.rss_bytes()
-        ends = await _repeat(cancelled, AT_ONCE, lambda: _cancel(client, rng))
+        ends = await _call_repeatedly(cancelled, AT_ONCE, lambda: _cancel(client, rng))
         plan.say(f"{cancelled} cancelled: {dict(ends)}")
-        vanishing = await _repeat(vanished, AT_ONCE, lambda: _vanish(server.http_port, rng))
+        vanishing = await _call_repeatedly(vanished, AT_ONCE, lambda: _reset_connection(server.http_port, rng))
         plan.say(f"{vanished} vanished: {dict(vanishing)}")
-        left = await idle(server)
+        count_running = await count_leftovers(server)
         grown = server.rss_bytes() / memory - 1
         after = await ask(client)
-        result.must("generation_left_behind", left, high=0)
+        result.must("generation_left_behind", count_running, high=0)
         result.must("generation_rss_growth", grown, high=0.05)
-        result.must("generation_cache_blocks_missing", await _missing_blocks(server, client), high=0)
+        result.must("generation_cache_blocks_missing", await _count_missing_blocks(server, client), high=0)
     result.must("generation_changed", float(before != after), high=0)
     result.must("generation_tracebacks", server.tracebacks().total(), high=0)
     result.details = {"cancelled": dict(ends), "vanished": dict(vanishing), "rss_bytes": memory}
@@ -86,14 +86,14 @@ async def leave(server: ServerProcess, cancelled: int, vanished: int, plan: Chao
 
 
 async def kill(server: ServerProcess, count: int) -> Result:
-    """Check that a streamed answer is not continued by another worker, and that a whole answer is repeated."""
+    """Kill a worker: streamed answers must fail, and whole answers must be repeated by another worker."""
     await server.wait_all_workers()
     ends: Counter[str] = Counter()
     wrong = 0
     failed: list[str] = []
     async with AsyncClient(server.grpc) as client:
         for number in range(count):
-            streams = [_Heard() for _ in range(STREAMS)]
+            streams = [_StreamReader() for _ in range(STREAMS)]
             tasks = [asyncio.create_task(each.listen(client)) for each in streams]
             asked = [asyncio.create_task(ask(client, max_tokens=LONG_TOKENS)) for _ in range(2)]
             await until_seen(partial(_have_begun, streams), "all have begun", IDLE_S)
@@ -110,34 +110,34 @@ async def kill(server: ServerProcess, count: int) -> Result:
     return result
 
 
-def _have_begun(streams: Iterable["_Heard"]) -> bool:
+def _have_begun(streams: Iterable["_StreamReader"]) -> bool:
     return all(each.tokens for each in streams)
 
 
 async def ask(client: AsyncClient, prompt: str = PROMPT, max_tokens: int = MAX_TOKENS) -> str:
     """Return the whole answer of greedy decoding."""
-    answer = await client.generate(MODEL, prompt, timeout_s=ANSWER_S, parameters=_parameters(max_tokens))
+    answer = await client.generate(MODEL, prompt, timeout_s=ANSWER_S, parameters=_make_parameters(max_tokens))
     return answer.text
 
 
-async def idle(server: ServerProcess) -> int:
+async def count_leftovers(server: ServerProcess) -> int:
     """Return how many requests still run, wait or hold cache after all callers have left."""
 
-    def left() -> int:
+    def count_running() -> int:
         status = server.status()
         found = status["generation"].values()
         jobs = sum(queue["waiting"] + queue["running"] for queue in status["queues"].values())
         return int(jobs + sum(each["running"] + each["waiting"] + each["cache_blocks_used"] for each in found))
 
     try:
-        await until_seen(lambda: left() == 0, "nothing is generated any more", IDLE_S)
+        await until_seen(lambda: count_running() == 0, "nothing is generated any more", IDLE_S)
     except TimeoutError:
-        return left()
+        return count_running()
     return 0
 
 
-class _Heard:
-    """A stream's reader."""
+class _StreamReader:
+    """Reads a streamed answer, and compares it with the expected text."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -148,7 +148,7 @@ class _Heard:
         outputs = ["text_output", "usage", "counts"]
         try:
             async for answer in client.infer_stream(
-                MODEL, _inputs(PROMPT), parameters=_parameters(LONG_TOKENS), outputs=outputs
+                MODEL, _make_inputs(PROMPT), parameters=_make_parameters(LONG_TOKENS), outputs=outputs
             ):
                 self.tokens += int(answer["counts"].sum())
                 self.is_wrong |= self.tokens != int(answer["usage"][1])
@@ -158,24 +158,24 @@ class _Heard:
         return "whole"
 
 
-def _inputs(prompt: str) -> dict[str, Any]:
+def _make_inputs(prompt: str) -> dict[str, Any]:
     return {"text_input": np.array([prompt], object)}
 
 
-def _parameters(max_tokens: int) -> dict[str, Any]:
+def _make_parameters(max_tokens: int) -> dict[str, Any]:
     return {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
 
 
-async def _repeat(count: int, at_once: int, one: Callable[[], Awaitable[str]]) -> Counter[str]:
-    """Call `one` `count` times, `at_once` at a time; return the outcomes."""
+async def _call_repeatedly(count: int, concurrency: int, call: Callable[[], Awaitable[str]]) -> Counter[str]:
+    """Await `call` `count` times, `concurrency` at a time; count the outcomes."""
     numbers = iter(range(count))
     ends: Counter[str] = Counter()
 
-    async def go_on() -> None:
+    async def call_next() -> None:
         for _ in numbers:
-            ends[await one()] += 1
+            ends[await call()] += 1
 
-    await asyncio.gather(*(go_on() for _ in range(at_once)))
+    await asyncio.gather(*(call_next() for _ in range(concurrency)))
     return ends
 
 
@@ -183,11 +183,11 @@ async def _cancel(client: AsyncClient, rng: random.Random) -> str:
     prompt = f"{PROMPT} {rng.random()}"
 
     async def stream() -> None:
-        async for _ in client.infer_stream(MODEL, _inputs(prompt), parameters=_parameters(MAX_TOKENS)):
+        async for _ in client.infer_stream(MODEL, _make_inputs(prompt), parameters=_make_parameters(MAX_TOKENS)):
             pass
 
-    task = asyncio.create_task(stream() if rng.random() < 0.5 else _whole(client, prompt))
-    await asyncio.sleep(rng.uniform(0.0, LONGEST_S))
+    task = asyncio.create_task(stream() if rng.random() < 0.5 else _generate_whole(client, prompt))
+    await asyncio.sleep(rng.uniform(0.0, MAX_STAY_S))
     task.cancel()
     await asyncio.wait([task])
     if task.cancelled():
@@ -195,11 +195,11 @@ async def _cancel(client: AsyncClient, rng: random.Random) -> str:
     return "answered" if task.exception() is None else type(task.exception()).__name__
 
 
-async def _whole(client: AsyncClient, prompt: str) -> None:
+async def _generate_whole(client: AsyncClient, prompt: str) -> None:
     await ask(client, prompt)
 
 
-async def _vanish(port: int, rng: random.Random) -> str:
+async def _reset_connection(port: int, rng: random.Random) -> str:
     """Reset the connection of a running request, as if the client's machine were switched off."""
     body = {"model": MODEL, "prompt": f"{PROMPT} {rng.random()}", "max_tokens": MAX_TOKENS, "temperature": 0}
     body["stream"] = rng.random() < 0.5
@@ -209,15 +209,15 @@ async def _vanish(port: int, rng: random.Random) -> str:
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{kind}\r\n\r\n"
     writer.write(head.encode() + sent)
     await writer.drain()
-    await asyncio.sleep(rng.uniform(0.0, LONGEST_S))
+    await asyncio.sleep(rng.uniform(0.0, MAX_STAY_S))
     torn = writer.get_extra_info("socket")
     torn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
     return "stream" if body["stream"] else "whole"
 
 
-async def _missing_blocks(server: ServerProcess, client: AsyncClient) -> int:
-    """Return 1 if a prompt that needs nearly all of the cache finds no room."""
+async def _count_missing_blocks(server: ServerProcess, client: AsyncClient) -> int:
+    """Return 1 if there is no room for a prompt that needs nearly the whole cache, otherwise 0."""
     (standing,) = server.status()["generation"].values()
     words = (standing["cache_blocks"] // server.workers - 4) * BLOCK_TOKENS
     try:

@@ -1,4 +1,4 @@
-"""HTTP requests that the REST endpoint should refuse, from its OpenAPI page and with changed JSON or bytes."""
+"""Makes invalid HTTP requests from the OpenAPI document, and by changing valid JSON and bytes."""
 
 import base64
 import json
@@ -16,9 +16,9 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn
 from schemathesis.generation import GenerationMode
 
-from tests.chaos.infer_messages import DATATYPES, SIZES, TEXT, small_image
-from tests.chaos.mutation import examples, mutate
-from tests.chaos.repository import ECHO, ECHO_FLOATS, LOOSE
+from tests.chaos.infer_messages import DATATYPES, SIZES, TEXT, make_small_image
+from tests.chaos.mutation import draw_examples, mutate
+from tests.chaos.repository import ANY_SIZE_MODEL, ECHO, ECHO_FLOATS
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 BOUNDARY = "b0undary"
@@ -63,37 +63,37 @@ class HttpMessage:
         return "\r\n".join(lines).encode("utf-8", "replace") + b"\r\n\r\n" + self.body
 
 
-def valid_messages() -> list[HttpMessage]:
+def list_valid_messages() -> list[HttpMessage]:
     """Return one message for each kind of request."""
     floats = np.arange(ECHO_FLOATS, dtype=np.float32)
-    echo = _tensor("x", "FP32", (1, ECHO_FLOATS))
-    loose = [_tensor("n", "INT64", (1, 2), [1, 2]), _tensor("s", "BYTES", (1, 1), ["left"])]
-    text = [_tensor("text", "BYTES", (1,), ["a penstock"])]
+    echo = _make_tensor("x", "FP32", (1, ECHO_FLOATS))
+    loose = [_make_tensor("n", "INT64", (1, 2), [1, 2]), _make_tensor("s", "BYTES", (1, 1), ["left"])]
+    text = [_make_tensor("text", "BYTES", (1,), ["a penstock"])]
     header = json.dumps({"inputs": [{**echo, "parameters": {"binary_data_size": floats.nbytes}}]}).encode()
-    image = small_image()
+    image = make_small_image()
     encoded = {"b64": base64.b64encode(image).decode()}
     return [
-        _post(f"/v2/models/{ECHO}/infer", {"id": "1", "inputs": [{**echo, "data": floats.tolist()}]}),
-        _post(f"/v2/models/{LOOSE}/versions/1/infer", {"inputs": loose, "outputs": [{"name": "n_out"}]}),
-        _post("/v2/models/minilm/infer", {"inputs": text, "parameters": {"binary_data_output": True}}),
+        _make_post(f"/v2/models/{ECHO}/infer", {"id": "1", "inputs": [{**echo, "data": floats.tolist()}]}),
+        _make_post(f"/v2/models/{ANY_SIZE_MODEL}/versions/1/infer", {"inputs": loose, "outputs": [{"name": "n_out"}]}),
+        _make_post("/v2/models/minilm/infer", {"inputs": text, "parameters": {"binary_data_output": True}}),
         HttpMessage(
             "POST", f"/v2/models/{ECHO}/infer", ((HEADER_LENGTH, str(len(header))),), header + floats.tobytes()
         ),
         HttpMessage("POST", f"/v2/models/{ECHO}/infer", ((HEADER_LENGTH, "0"),), floats.tobytes()),
-        _post("/v1/embeddings", {"model": "minilm", "input": ["a penstock"], "encoding_format": "base64"}),
-        _post("/v1/infer", {"model": "srcnn", "inputs": {"image": encoded}}),
-        _post("/v1/infer", {"model": LOOSE, "inputs": loose, "parameters": {}, "outputs": []}),
-        _post("/v2/repository/index", {"ready": True}),
-        _form("/v1/images/upscale", [("image", image, "p.png"), ("model", b"srcnn", None)]),
-        _form("/v1/infer", [("model", b"minilm", None), ("text", b"a penstock", None)]),
+        _make_post("/v1/embeddings", {"model": "minilm", "input": ["a penstock"], "encoding_format": "base64"}),
+        _make_post("/v1/infer", {"model": "srcnn", "inputs": {"image": encoded}}),
+        _make_post("/v1/infer", {"model": ANY_SIZE_MODEL, "inputs": loose, "parameters": {}, "outputs": []}),
+        _make_post("/v2/repository/index", {"ready": True}),
+        _make_form("/v1/images/upscale", [("image", image, "p.png"), ("model", b"srcnn", None)]),
+        _make_form("/v1/infer", [("model", b"minilm", None), ("text", b"a penstock", None)]),
         HttpMessage("POST", "/v1/images/upscale", (("Content-Type", "image/png"),), image),
     ]
 
 
 @st.composite
-def wrong_json(draw: DrawFn) -> HttpMessage:
+def draw_wrong_json(draw: DrawFn) -> HttpMessage:
     """Return a JSON request with one or two values replaced."""
-    messages = [message for message in valid_messages() if message.headers == JSON_HEADERS]
+    messages = [message for message in list_valid_messages() if message.headers == JSON_HEADERS]
     message = draw(st.sampled_from(messages))
     body = json.loads(message.body)
     for _ in range(draw(st.integers(1, 2))):
@@ -102,8 +102,8 @@ def wrong_json(draw: DrawFn) -> HttpMessage:
 
 
 @st.composite
-def wrong_header(draw: DrawFn) -> HttpMessage:
-    message = draw(st.sampled_from(valid_messages()))
+def draw_wrong_header(draw: DrawFn) -> HttpMessage:
+    message = draw(st.sampled_from(list_valid_messages()))
     if draw(st.booleans()):
         kept = tuple(pair for pair in message.headers if pair[0] != HEADER_LENGTH)
         return replace(message, headers=(*kept, (HEADER_LENGTH, draw(LENGTHS))))
@@ -111,7 +111,7 @@ def wrong_header(draw: DrawFn) -> HttpMessage:
     return replace(message, headers=(*message.headers, (name, draw(st.sampled_from(ODD_HEADERS[name])))))
 
 
-def from_openapi(page: Mapping[str, Any], count: int, seed: int) -> list[HttpMessage]:
+def list_openapi_messages(page: Mapping[str, Any], count: int, seed: int) -> list[HttpMessage]:
     """Return schemathesis' requests for the server's OpenAPI page, without routes that unload models or never end."""
     schema: Any = schemathesis.openapi.from_dict(dict(page))
     operations = [found.ok() for found in schema.get_all_operations()]
@@ -121,14 +121,14 @@ def from_openapi(page: Mapping[str, Any], count: int, seed: int) -> list[HttpMes
     for operation in wanted:
         mode = GenerationMode.NEGATIVE if operation.method == "post" else GenerationMode.POSITIVE
         try:
-            cases = examples(operation.as_strategy(generation_mode=mode), max(2, count // len(wanted)), seed)
+            cases = draw_examples(operation.as_strategy(generation_mode=mode), max(2, count // len(wanted)), seed)
         except Unsatisfiable:
             continue
-        found += [_from_case(case, operation.path) for case in cases]
+        found += [_convert_case(case, operation.path) for case in cases]
     return found
 
 
-def endless_messages(seeds: Sequence[HttpMessage], rng: Random) -> Iterator[HttpMessage]:
+def generate_messages(seeds: Sequence[HttpMessage], rng: Random) -> Iterator[HttpMessage]:
     bodies = [message.body for message in seeds if message.body]
     yield from seeds
     while True:
@@ -145,7 +145,7 @@ def endless_messages(seeds: Sequence[HttpMessage], rng: Random) -> Iterator[Http
             yield replace(message, body=mutate(message.body, rng, bodies))
 
 
-def _from_case(case: Any, path: str) -> HttpMessage:
+def _convert_case(case: Any, path: str) -> HttpMessage:
     options = case.as_transport_kwargs(base_url="http://localhost")
     wanted = ("method", "url", "json", "data", "files", "params", "headers")
     prepared = requests.Request(**{key: options[key] for key in wanted if key in options}).prepare()
@@ -159,7 +159,7 @@ def _from_case(case: Any, path: str) -> HttpMessage:
 
 
 def _replace_one(draw: DrawFn, value: Any) -> None:
-    """Descend at random, and replace a value there."""
+    """Replace a randomly chosen, possibly nested value."""
     while isinstance(value, dict | list) and value:
         keys = sorted(value) if isinstance(value, dict) else list(range(min(len(value), 4)))
         key = draw(st.sampled_from(keys))
@@ -172,18 +172,18 @@ def _replace_one(draw: DrawFn, value: Any) -> None:
         value = value[key]
 
 
-def _tensor(name: str, datatype: str, shape: tuple[int, ...], data: Any = None) -> dict[str, Any]:
+def _make_tensor(name: str, datatype: str, shape: tuple[int, ...], data: Any = None) -> dict[str, Any]:
     tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(shape)}
     if data is not None:
         tensor["data"] = data
     return tensor
 
 
-def _post(path: str, body: Mapping[str, Any]) -> HttpMessage:
+def _make_post(path: str, body: Mapping[str, Any]) -> HttpMessage:
     return HttpMessage("POST", path, JSON_HEADERS, json.dumps(body).encode())
 
 
-def _form(path: str, parts: Sequence[tuple[str, bytes, str | None]]) -> HttpMessage:
+def _make_form(path: str, parts: Sequence[tuple[str, bytes, str | None]]) -> HttpMessage:
     body = b""
     for name, data, file in parts:
         ending = f'; filename="{file}"' if file else ""

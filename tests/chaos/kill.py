@@ -1,4 +1,4 @@
-"""Workers are killed with SIGKILL under load: no caller notices."""
+"""Kill workers with SIGKILL under load: no request may fail."""
 
 import asyncio
 import signal
@@ -12,12 +12,12 @@ from tests.chaos.report import ChaosPlan, Result
 from tests.chaos.repository import add_echo, add_shipped
 
 HEALTHY_S = 11.0  # a worker with this uptime is restarted at once
-BETWEEN = 200  # answers between the return of one worker and the death of the next
+ANSWERS_BETWEEN_KILLS = 200  # answers between the return of one worker and the death of the next
 
 
 @dataclass(slots=True)
 class Kills:
-    """One server's killed workers, and how long each was away."""
+    """How long each killed worker was away, and the longest gaps without answers."""
 
     away_s: list[float] = field(default_factory=list)
     gap_s: list[float] = field(default_factory=list)  # the longest time without any answer, per kill
@@ -36,7 +36,7 @@ async def run(plan: ChaosPlan) -> Result:
             await embed.learn(server.grpc)
             async with CheckedLoad(server.grpc, [EchoQuestion(), embed]) as load:
                 found = await kill_workers(server, load, count, 0.0 if plan.is_quick else HEALTHY_S, plan)
-            result.details[f"workers_{workers}"] = _details(found, load.tally, server)
+            result.details[f"workers_{workers}"] = _list_details(found, load.tally, server)
         kills += count
         failed += load.tally.failed
         duplicates += load.tally.duplicates
@@ -52,19 +52,19 @@ async def kill_workers(server: ServerProcess, load: CheckedLoad, count: int, liv
     kills = Kills()
     born = dict.fromkeys(await server.wait_all_workers(), time.monotonic())
     for number in range(count):
-        await load.answered_more(BETWEEN)
+        await load.answered_more(ANSWERS_BETWEEN_KILLS)
         victim = sorted(born)[number % len(born)]
         await asyncio.sleep(max(0.0, born[victim] + lived_s - time.monotonic()))
         load.tally.longest_gap_s = 0.0
         kills.away_s.append(await server.replace_worker(number, signal.SIGKILL))
         born[victim] = time.monotonic()
-        await load.answered_more(BETWEEN)
+        await load.answered_more(ANSWERS_BETWEEN_KILLS)
         kills.gap_s.append(load.tally.longest_gap_s)
         plan.say(f"killed {victim} ({number + 1} of {count}): back after {kills.away_s[-1]:.1f} s")
     return kills
 
 
-def _details(kills: Kills, tally: Tally, server: ServerProcess) -> dict[str, object]:
+def _list_details(kills: Kills, tally: Tally, server: ServerProcess) -> dict[str, object]:
     return {
         **tally.details(),
         "longest_gap_s": round(max(kills.gap_s), 3),

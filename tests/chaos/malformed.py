@@ -1,4 +1,4 @@
-"""Malformed messages over gRPC, REST and ZeroMQ: each gets a typed error, and nothing crashes, hangs or grows."""
+"""Send malformed messages over gRPC, REST and ZeroMQ: each must get a typed error, without crashes, hangs or leaks."""
 
 import asyncio
 from typing import Protocol
@@ -7,12 +7,12 @@ from benchmarks.server import ServerProcess
 from penstock.models.samples.texts import mixed
 from tests.chaos.answers import AttackAnswers
 from tests.chaos.checked_load import CheckedLoad, EchoQuestion, EmbedQuestion
-from tests.chaos.http_messages import valid_messages
+from tests.chaos.http_messages import list_valid_messages
 from tests.chaos.malformed_grpc import GrpcAttack
 from tests.chaos.malformed_rest import Connection, RestAttack
 from tests.chaos.malformed_zmq import ZmqAttack
 from tests.chaos.report import ChaosPlan, Result
-from tests.chaos.repository import add_echo, add_loose, add_shipped
+from tests.chaos.repository import add_any_size_model, add_echo, add_shipped
 
 SHARES = {"grpc": 0.5, "rest": 0.3, "zmq": 0.2}
 ROUNDS = 10  # memory is compared after the first and after the last
@@ -36,7 +36,7 @@ async def run(plan: ChaosPlan) -> Result:
 def add_models(plan: ChaosPlan) -> None:
     repository = plan.folder / "models"
     add_echo(repository)
-    add_loose(repository)
+    add_any_size_model(repository)
     add_shipped(repository, plan.models, "minilm")
     add_shipped(repository, plan.models, "srcnn")
 
@@ -50,7 +50,7 @@ async def attack(server: ServerProcess, count: int, plan: ChaosPlan, rounds: int
     attacks: dict[str, Attack] = {"grpc": grpc, "rest": RestAttack(server.http, page, examples, SEED), "zmq": zmq}
     embed = EmbedQuestion("minilm", mixed(min(512, count // 10), SEED))
     await embed.learn(server.grpc)
-    # Engines keep data for every shape: first they should have seen most shapes.
+    # Engines keep data for every shape, so the first rounds should contain most shapes.
     async with CheckedLoad(server.grpc, [embed]) as load:
         await load.answered_more(min(3_000, count // 4), timeout_s=300)
     processes = server.process_ids()
@@ -92,6 +92,6 @@ def _judge(server: ServerProcess, attacks: dict[str, Attack], memory: list[int])
 async def _is_well(server: ServerProcess) -> bool:
     """Return True if every valid request is answered over REST; other callers check gRPC."""
     connection = Connection(server.http)
-    statuses = [(await connection.ask(message.encode()))[0] for message in valid_messages()]
+    statuses = [(await connection.ask(message.encode()))[0] for message in list_valid_messages()]
     await connection.close()
     return set(statuses) == {200}

@@ -1,4 +1,4 @@
-"""Malformed messages over HTTP."""
+"""Sends malformed messages over HTTP."""
 
 import asyncio
 import json
@@ -9,20 +9,20 @@ from random import Random
 from tests.chaos.answers import HANG_S, AttackAnswers
 from tests.chaos.http_messages import (
     HttpMessage,
-    endless_messages,
-    from_openapi,
-    valid_messages,
-    wrong_header,
-    wrong_json,
+    draw_wrong_header,
+    draw_wrong_json,
+    generate_messages,
+    list_openapi_messages,
+    list_valid_messages,
 )
-from tests.chaos.mutation import examples, mutate
+from tests.chaos.mutation import draw_examples, mutate
 
 CONNECTIONS = 8
-CLOSED = 0  # in place of a status: the server closed the connection without a word
+CLOSED = 0  # in place of a status: the server closed the connection without an answer
 
 
 class Connection:
-    """A kept connection, opened again after the server closed it."""
+    """A persistent connection, which is opened again if the server has closed it."""
 
     def __init__(self, address: str) -> None:
         self._host, _, self._port = address.rpartition(":")
@@ -66,12 +66,12 @@ class RestAttack:
         self._address = address
         self._rng = Random(seed)
         seeds = [
-            *from_openapi(page, count // 3, seed),
-            *examples(wrong_json(), count // 3, seed),
-            *examples(wrong_header(), count // 3, seed),
+            *list_openapi_messages(page, count // 3, seed),
+            *draw_examples(draw_wrong_json(), count // 3, seed),
+            *draw_examples(draw_wrong_header(), count // 3, seed),
         ]
-        self._messages = endless_messages(seeds, self._rng)
-        self._raw = [message.encode() for message in valid_messages()]
+        self._messages = generate_messages(seeds, self._rng)
+        self._raw = [message.encode() for message in list_valid_messages()]
 
     async def send(self, count: int) -> None:
         """Send `count` requests, a tenth of which are not even HTTP."""
@@ -79,7 +79,7 @@ class RestAttack:
         numbers = iter(range(count - garbage))
         await asyncio.gather(*(self._ask_all(numbers) for _ in range(CONNECTIONS)))
         for _ in range(garbage):
-            await self._ask_garbage()
+            await self._send_garbage()
 
     async def _ask_all(self, numbers: Iterator[int]) -> None:
         connection = Connection(self._address)
@@ -89,7 +89,7 @@ class RestAttack:
                 async with asyncio.timeout(HANG_S):
                     status, headers, body = await connection.ask(message.encode())
             except TimeoutError:
-                self.answers.hang("rest", message)
+                self.answers.record_hang("rest", message)
                 continue
             self._judge(message, status, headers, body)
         await connection.close()
@@ -97,13 +97,13 @@ class RestAttack:
     def _judge(self, message: HttpMessage, status: int, headers: dict[str, str], body: bytes) -> None:
         is_engine = headers.get("penstock-code") == "engine_failed"
         if status == CLOSED or (status >= 500 and not is_engine and status not in (503, 504)):
-            self.answers.crash(f"rest {status}", (message, body))
+            self.answers.record_crash(f"rest {status}", (message, body))
         elif status >= 400 and not _is_typed(body):
-            self.answers.crash(f"rest {status} without an error", (message, body))
+            self.answers.record_crash(f"rest {status} without an error", (message, body))
         else:
-            self.answers.typed(f"rest {status}")
+            self.answers.record_typed(f"rest {status}")
 
-    async def _ask_garbage(self) -> None:
+    async def _send_garbage(self) -> None:
         """Send a mutated request, head included; the answer must be 4xx or a closed connection."""
         raw = mutate(self._rng.choice(self._raw), self._rng, self._raw)
         connection = Connection(self._address)
@@ -111,13 +111,13 @@ class RestAttack:
             async with asyncio.timeout(HANG_S):
                 status, _, body = await connection.ask(raw, is_last=True)
         except TimeoutError:
-            self.answers.hang("http", raw)
+            self.answers.record_hang("http", raw)
             await connection.close()
             return
         if status >= 500:
-            self.answers.crash(f"http {status}", (raw, body))
+            self.answers.record_crash(f"http {status}", (raw, body))
         else:
-            self.answers.typed(f"http {status or 'closed'}")
+            self.answers.record_typed(f"http {status or 'closed'}")
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:

@@ -1,4 +1,4 @@
-"""Malformed messages over ZeroMQ, to the endpoint for workers of a gateway."""
+"""Sends malformed messages over ZeroMQ to the endpoint of a gateway for workers."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ from penstock.wire.encodings import decode_description, encode_description
 from penstock.wire.sockets import DealerSocket
 from tests.chaos.answers import HANG_S, AttackAnswers
 from tests.chaos.infer_messages import DATATYPES, SIZES, TEXT
-from tests.chaos.mutation import endless, examples
+from tests.chaos.mutation import draw_examples, mutate_endlessly
 
 FROM_WORKERS = frozenset({"hello", "beat", "result", "results", "hand_back", "probe_result", "bye", "statistics"})
 BATCH = 50
@@ -31,8 +31,8 @@ HELLO = job_messages.encode(pb.Header(hello=pb.Hello(protocol=job_messages.PROTO
 
 
 @st.composite
-def worker_headers(draw: DrawFn) -> pb.Header:
-    """Return every kind of header, also those that only gateways send."""
+def draw_worker_header(draw: DrawFn) -> pb.Header:
+    """Draw a header of any kind, including kinds that only gateways send."""
     kind = draw(st.sampled_from([field.name for field in pb.Header.DESCRIPTOR.fields]))
     header = pb.Header()
     part = getattr(header, kind)
@@ -63,8 +63,8 @@ def worker_headers(draw: DrawFn) -> pb.Header:
     return header
 
 
-def _refusals_due(batch: list[list[Buffer]]) -> int:
-    """Return how many messages of one peer the gateway must refuse; it answers others only if they are a hello."""
+def _count_expected_refusals(batch: list[list[Buffer]]) -> int:
+    """Return how many messages of one peer the gateway must refuse. Only a Hello message gets another answer."""
     due, is_known = 0, False
     for message in batch:
         try:
@@ -72,14 +72,14 @@ def _refusals_due(batch: list[list[Buffer]]) -> int:
             if kind not in FROM_WORKERS or (kind != "hello" and not is_known):
                 raise WireError("not from a worker that is known")
             if kind == "hello":
-                _check(header.hello)
+                _check_hello(header.hello)
             is_known = kind != "bye"
         except WireError:
             due += 1
     return due
 
 
-def _check(hello: pb.Hello) -> None:
+def _check_hello(hello: pb.Hello) -> None:
     if hello.protocol != job_messages.PROTOCOL:
         raise WireError("protocol")
     for offer in hello.blocks:
@@ -93,19 +93,19 @@ class ZmqAttack:
         self._endpoint = endpoint
         self._rng = Random(seed)
         self._names = itertools.count()
-        self._seeds = [header.SerializeToString() for header in examples(worker_headers(), count, seed)]
-        self._bent = endless(self._seeds, self._rng)
+        self._seeds = [header.SerializeToString() for header in draw_examples(draw_worker_header(), count, seed)]
+        self._mutated = mutate_endlessly(self._seeds, self._rng)
 
     async def send(self, count: int) -> None:
         """Send `count` messages, a twentieth of which do not even follow ZeroMQ's handshake."""
         garbage = count // 20
         numbers = iter(range(count - garbage))
-        while batch := [self._message() for _ in itertools.islice(numbers, BATCH)]:
+        while batch := [self._make_message() for _ in itertools.islice(numbers, BATCH)]:
             if self._rng.random() < 0.5:  # messages of a known worker are checked more closely
                 batch[0] = list(HELLO)
-            await self.say(batch)
+            await self.send_batch(batch)
         for _ in range(garbage):
-            await self._say_garbage()
+            await self._send_garbage()
 
     async def is_well(self) -> bool:
         """Return True if the gateway welcomes a worker that sends a valid hello."""
@@ -127,9 +127,9 @@ class ZmqAttack:
             peer.close(linger_ms=500)
         return True
 
-    def _message(self) -> list[Buffer]:
-        """Return a message, mostly with as many tensors as the header says."""
-        encoded = next(self._bent) if self._rng.random() < 0.5 else self._rng.choice(self._seeds)
+    def _make_message(self) -> list[Buffer]:
+        """Return a message, mostly with as many tensors as its header announces."""
+        encoded = next(self._mutated) if self._rng.random() < 0.5 else self._rng.choice(self._seeds)
         try:
             header = pb.Header.FromString(encoded)
             count = len(header.result.outputs) + len(header.job.inputs)
@@ -139,11 +139,11 @@ class ZmqAttack:
             count = self._rng.randrange(4)
         return [encoded, *(self._rng.randbytes(self._rng.randrange(64)) for _ in range(count))]
 
-    async def say(self, batch: list[list[Buffer]]) -> None:
+    async def send_batch(self, batch: list[list[Buffer]]) -> None:
         """Send all messages from one peer, and check that as many refusals are returned as expected."""
         refused = 0
         enough = asyncio.Event()
-        due = _refusals_due(batch)
+        due = _count_expected_refusals(batch)
 
         def receive(message: list[Buffer]) -> None:
             nonlocal refused
@@ -164,19 +164,19 @@ class ZmqAttack:
         finally:
             peer.send(job_messages.encode(pb.Header(bye=pb.Bye())))
             peer.close(linger_ms=500)
-        self._count(batch, due, refused)
+        self._count_answers(batch, due, refused)
 
-    def _count(self, batch: list[list[Buffer]], due: int, refused: int) -> None:
+    def _count_answers(self, batch: list[list[Buffer]], due: int, refused: int) -> None:
         for _ in range(min(due, refused)):
-            self.answers.typed("zmq refused")
+            self.answers.record_typed("zmq refused")
         for _ in range(len(batch) - due):
-            self.answers.typed("zmq taken")
+            self.answers.record_typed("zmq taken")
         for _ in range(due - refused):
-            self.answers.hang("zmq", batch)
+            self.answers.record_hang("zmq", batch)
         for _ in range(refused - due):
-            self.answers.crash("zmq refused without need", batch)
+            self.answers.record_crash("zmq refused without need", batch)
 
-    async def _say_garbage(self) -> None:
+    async def _send_garbage(self) -> None:
         """Send bytes that are not ZeroMQ; the gateway may close the connection."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX) as peer:
@@ -185,6 +185,6 @@ class ZmqAttack:
                 await loop.sock_connect(peer, self._endpoint.removeprefix("ipc://"))
                 await loop.sock_sendall(peer, self._rng.randbytes(self._rng.randrange(1, 200)))
             except OSError:
-                self.answers.typed("zmq garbage, connection closed")
+                self.answers.record_typed("zmq garbage, connection closed")
                 return
-        self.answers.typed("zmq garbage")
+        self.answers.record_typed("zmq garbage")

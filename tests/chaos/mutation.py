@@ -1,4 +1,4 @@
-"""Malformed messages in quantity: hypothesis creates some thousand, and a seeded generator changes them further."""
+"""Makes many malformed messages: hypothesis draws some thousand, and a seeded generator mutates them further."""
 
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -23,8 +23,8 @@ EDGES = (
 )
 
 
-def examples(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
-    """Return `count` examples of the strategy, always the same for a seed."""
+def draw_examples(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
+    """Draw `count` examples of the strategy; equal seeds give equal examples."""
     found: list[T] = []
 
     @hypothesis.seed(seed)
@@ -66,7 +66,7 @@ def mutate(data: bytes, rng: Random, others: Sequence[bytes]) -> bytes:
     return bytes(changed)
 
 
-def endless(seeds: Sequence[bytes], rng: Random) -> Iterator[bytes]:
+def mutate_endlessly(seeds: Sequence[bytes], rng: Random) -> Iterator[bytes]:
     """Yield the seeds unchanged, then mutated ones forever."""
     yield from seeds
     while True:

@@ -1,8 +1,7 @@
-"""Ten times more requests than the server can answer: it answers at its best rate and refuses the rest at once.
+"""Send ten times more requests than the server can answer: it must answer at its peak rate and refuse the others.
 
-/ The photographs of the benchmark go to the shipped SRCNN. One costs a core about 0.2 s, so ten times the peak / is
-some hundred requests a second: a load that the generator makes with a few percent of one core, on the same / machine,
-without taking from the server what it measures.
+The requests are photographs for the shipped SRCNN model. A photograph takes about 0.2 s of a core, so ten times the
+peak is some hundred requests per second, which cost the load generator only a few percent of a core.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ import numpy as np
 from benchmarks.server import ServerProcess
 from penstock.experiments.load.drivers import INFER
 from penstock.experiments.load.payloads import build_built_in_payloads
-from tests.chaos.calls import code_of
+from tests.chaos.calls import get_status_name
 from tests.chaos.report import ChaosPlan, Result
 from tests.chaos.repository import add_shipped
 
@@ -40,7 +39,7 @@ class Load:
     messages: list[bytes] = field(
         default_factory=lambda: [photo.grpc() for photo in build_built_in_payloads("photos", "srcnn")]
     )
-    answered: int = 0  # within the window
+    answered: int = 0  # number of requests answered within the window
     codes: Counter[str] = field(default_factory=Counter)
     refused_s: list[float] = field(default_factory=list)
     lag_s: list[float] = field(default_factory=list)  # how late the generator sent each
@@ -71,20 +70,20 @@ async def run(plan: ChaosPlan) -> Result:
             cpu_s = {role: cpu_s[role] + total - before[role] for role, total in server.cpu_s().items()}
             plan.say(f"peak {peaks[-1]:.1f}/s; under {FACTOR} times that {floods[-1].goodput:.1f}/s")
         peaks.append((await run_closed(server.grpc, seconds)).goodput)
-    result = _result(peaks, floods)
+    result = _make_result(peaks, floods)
     result.details["server_cpu_s_under_flood"] = {role: round(total, 2) for role, total in cpu_s.items()}
     return result
 
 
 async def run_closed(target: str, seconds: float) -> Load:
-    """Run CALLERS that each wait for their answer; counted like `run_open`."""
+    """Run a closed loop of CALLERS callers, which wait for each answer; count like `run_open`."""
     found = Load(seconds)
     async with grpc.aio.insecure_channel(target, options=OPTIONS) as channel:
         call = channel.unary_unary(INFER)
 
         async def caller(number: int) -> None:
             while time.perf_counter() < found.end and set(found.codes) <= {"OK"}:
-                await _one(call, found, number)
+                await _send_one(call, found, number)
 
         await asyncio.gather(*(caller(number) for number in range(CALLERS)))
     if set(found.codes) != {"OK"}:
@@ -93,7 +92,7 @@ async def run_closed(target: str, seconds: float) -> Load:
 
 
 async def run_open(target: str, rate: float, seconds: float, seed: int) -> Load:
-    """Send with Poisson arrivals, whatever the earlier answers are."""
+    """Run an open loop: send requests with Poisson arrivals, without waiting for answers."""
     found = Load(seconds)
     rng = random.Random(seed)
     tasks: set[asyncio.Task[None]] = set()
@@ -104,7 +103,7 @@ async def run_open(target: str, rate: float, seconds: float, seed: int) -> Load:
         while intended < found.end:
             await asyncio.sleep(max(0.0, intended - time.perf_counter()))
             found.lag_s.append(time.perf_counter() - intended)
-            task = asyncio.create_task(_one(call, found, len(found.lag_s)))
+            task = asyncio.create_task(_send_one(call, found, len(found.lag_s)))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             intended += rng.expovariate(rate)
@@ -113,9 +112,9 @@ async def run_open(target: str, rate: float, seconds: float, seed: int) -> Load:
     return found
 
 
-async def _one(call: Any, found: Load, number: int) -> None:
+async def _send_one(call: Any, found: Load, number: int) -> None:
     sent = time.perf_counter()
-    code = await code_of(call(found.messages[number % len(found.messages)], timeout=DEADLINE_S))
+    code = await get_status_name(call(found.messages[number % len(found.messages)], timeout=DEADLINE_S))
     done = time.perf_counter()
     found.codes[code] += 1
     found.answered += code == "OK" and found.end - found.seconds <= done <= found.end
@@ -123,8 +122,8 @@ async def _one(call: Any, found: Load, number: int) -> None:
         found.refused_s.append(done - sent)
 
 
-def _result(peaks: list[float], floods: list[Load]) -> Result:
-    # Each flood is between two peaks: other work of the machine affects both.
+def _make_result(peaks: list[float], floods: list[Load]) -> Result:
+    # Measure a peak before and after each flood, because other work of the machine affects both alike.
     ratios = [
         flood.goodput / ((before + after) / 2) for flood, before, after in zip(floods, peaks, peaks[1:], strict=False)
     ]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class ScenarioBar:
-    """A bound for a figure: within [low, high]."""
+    """The required range of a figure: from `low` to `high`."""
 
     figure: str
     low: float = float("-inf")
@@ -31,7 +31,7 @@ class Result:
     figures: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     bars: list[ScenarioBar] = field(default_factory=list)
-    meanings: dict[str, str] = field(default_factory=dict)  # of figures whose names do not say enough
+    meanings: dict[str, str] = field(default_factory=dict)  # explanations of figures
 
     def must(self, figure: str, value: float, low: float = float("-inf"), high: float = float("inf")) -> None:
         self.figures[figure] = value
@@ -50,14 +50,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """A scenario's resources: the shipped models, a folder, and its length."""
+    """The options of a scenario, and its resources: the shipped models and a scratch folder."""
 
     models: Path
     folder: Path
     is_quick: bool
     say: Callable[[str], None] = lambda line: None
-    chosen: tuple[str, ...] = ("",)  # of the attacks, those whose names contain one of these
-    malformed: int = 0  # messages; 0: as many as necessary
+    chosen: tuple[str, ...] = ("",)  # run the parts and attacks whose names contain one of these
+    malformed: int = 0  # number of malformed messages; 0: the default
 
     def chooses(self, name: str) -> bool:
         return any(text in name for text in self.chosen)
@@ -67,7 +67,7 @@ Scenario = Callable[[ChaosPlan], Coroutine[Any, Any, Result]]
 
 
 async def run_parts(plan: ChaosPlan, parts: Mapping[str, Scenario]) -> Result:
-    """Run the chosen parts in turn."""
+    """Run the chosen parts of a scenario, one after another, and combine their results."""
     result = Result()
     for name, part in parts.items():
         if plan.chooses(name):

@@ -1,4 +1,4 @@
-"""The model repositories that scenarios serve: a model that echoes, and the shipped ones with other settings."""
+"""Writes the models that scenarios serve: models that return their input, and shipped models with other settings."""
 
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,20 @@ from benchmarks.repository import link_model, write_network
 
 ECHO = "echo"
 ECHO_FLOATS = 256
-LOOSE = "loose"
+ANY_SIZE_MODEL = "loose"
 WIDTH = 1024
 LIGHT = 8  # layers: about 2 ms on one core, so that a kill always hits requests that run
 HEAVY = 200  # so that a few dozen callers fill the workers
 
 
 def add_echo(repository: Path, layers: int = LIGHT, name: str = ECHO, **settings: Any) -> None:
-    """Add a model that returns `x` FP32 [n, 256] as `y`, after some work whose result is `work`."""
+    """Add a model that returns `x` FP32 [n, 256] as `y`; `layers` determines how long it computes."""
     given = {"task": "tensor", "engine": "onnx", "batching": {"max_rows": 8}, **settings}
     answer = helper.make_node("Identity", ["x"], ["y"])
-    write_network(repository / name, working_network(ECHO, ECHO_FLOATS, WIDTH, layers, answer), **given)
+    write_network(repository / name, make_working_network(ECHO, ECHO_FLOATS, WIDTH, layers, answer), **given)
 
 
-def add_loose(repository: Path) -> None:
+def add_any_size_model(repository: Path) -> None:
     """Add a model that returns its inputs of any size: `n` INT64 and `s` BYTES, both [rows, columns]."""
     kinds = {"n": TensorProto.INT64, "s": TensorProto.STRING}
     inputs, outputs = (
@@ -32,8 +32,8 @@ def add_loose(repository: Path) -> None:
         for end in ("", "_out")
     )
     nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in kinds]
-    graph = helper.make_graph(nodes, LOOSE, inputs, outputs)
-    write_network(repository / LOOSE, graph, task="tensor", engine="onnx")
+    graph = helper.make_graph(nodes, ANY_SIZE_MODEL, inputs, outputs)
+    write_network(repository / ANY_SIZE_MODEL, graph, task="tensor", engine="onnx")
 
 
 def add_shipped(repository: Path, models: Path, name: str, **batching: Any) -> None:
@@ -41,7 +41,7 @@ def add_shipped(repository: Path, models: Path, name: str, **batching: Any) -> N
     link_model(models / name, repository / name, batching=batching)
 
 
-def working_network(
+def make_working_network(
     name: str, floats: int, width: int, layers: int, answer: onnx.NodeProto, *further: onnx.TensorProto
 ) -> onnx.GraphProto:
     """Return a network in which the node `answer` makes `y` of `x` FP32 [n, floats], beside some work."""
@@ -66,10 +66,10 @@ def working_network(
     )
 
 
-def slow_network() -> onnx.GraphProto:
+def make_slow_network() -> onnx.GraphProto:
     """Return a network that returns `x` FP32 [n, m] as `y` after as many rounds of work as its largest number.
 
-    / A round takes half a millisecond.
+    A round takes half a millisecond.
     """
     size = 256
     body = helper.make_graph(

@@ -19,17 +19,17 @@ from onnx import helper, numpy_helper
 from benchmarks.repository import network_bytes, write_version
 from benchmarks.server import ServerProcess
 from penstock.pb.inference import grpc_service_pb2 as pb
-from tests.chaos.calls import infer_request
+from tests.chaos.calls import make_infer_request
 from tests.chaos.checked_load import CheckedLoad, Tally
 from tests.chaos.report import ChaosPlan, Result
-from tests.chaos.repository import working_network
+from tests.chaos.repository import make_working_network
 
 MODEL = "rolled"
-CHANGES, BROKEN_EVERY = 50, 10  # so five are to a broken version
+CHANGES, BROKEN_EVERY = 50, 10  # so five of the changes add a broken version
 REQUESTS = 10_000
 QUICK_CHANGES, QUICK_REQUESTS = 10, 1_000
 FLOATS = 4
-WIDTH, LAYERS = 512, 8  # of work: so that requests wait and run whenever a version is removed
+WIDTH, LAYERS = 512, 8  # of the network: slow enough that requests wait and run whenever a version is removed
 CALLERS, REST_CALLERS = 12, 4
 PAUSE_S = 0.005
 LOOK_S = 0.02
@@ -39,7 +39,7 @@ FLAGS = ("--gateways", "2", "--workers", "2")
 
 @dataclass(slots=True)
 class Versions:
-    """The versions that may answer now."""
+    """The model versions that may answer requests at the moment."""
 
     serving: int = 1  # the last version that is known to serve: a request sent now is answered by it, or by a later one
     newest: int = 1  # the last requested version
@@ -59,14 +59,14 @@ class RolledQuestion:
 
     def ask(self, number: int) -> pb.ModelInferRequest:
         self._since[number] = self._versions.serving
-        return infer_request(MODEL, ("x", "FP32", (1, FLOATS), _data(number).tobytes()), output="y")
+        return make_infer_request(MODEL, ("x", "FP32", (1, FLOATS), _make_data(number).tobytes()), output="y")
 
     def is_answer(self, number: int, answer: pb.ModelInferResponse) -> bool:
         found = np.frombuffer(answer.raw_output_contents[0], np.float32)
         return self.is_right(number, self._since.pop(number), answer.model_version, found)
 
     def is_right(self, number: int, since: int, version: str, found: Any) -> bool:
-        expected = _data(number) + np.float32(version)
+        expected = _make_data(number) + np.float32(version)
         return self._versions.may_answer(int(version), since) and np.array_equal(found, expected)
 
 
@@ -88,7 +88,7 @@ async def run(plan: ChaosPlan) -> Result:
     with ServerProcess(repository, plan.folder / "rollout", *FLAGS) as server:
         found, load = await roll(server, repository, changes, requests, plan)
     tallies = (load.tally, found.rest)
-    result = Result(details=_details(found, load))
+    result = Result(details=_list_details(found, load))
     failed = sum(tally.failed + tally.duplicates for tally in tallies) + found.faults.total()
     result.must("rollout_failed", failed, high=0)
     result.must("rollout_requests", sum(tally.answered for tally in tallies), low=requests)
@@ -124,7 +124,7 @@ async def roll(
 
 
 def add_version(repository: Path, version: int, is_broken: bool = False, **settings: Any) -> None:
-    content = b"no network" if is_broken else _network(version)
+    content = b"no network" if is_broken else _make_network(version)
     given = {"task": "tensor", "engine": "onnx", "batching": {"max_rows": 4}, "instances": {"count": 1}, **settings}
     write_version(repository / MODEL, version, "model.onnx", content, **given)
 
@@ -162,7 +162,7 @@ async def _ask_rest(server: ServerProcess, question: RolledQuestion, found: Roll
         while True:
             tally.sent += 1
             number, since, sent = tally.sent, found.versions.serving, time.monotonic()
-            tensor = {"name": "x", "datatype": "FP32", "shape": [1, FLOATS], "data": _data(number).tolist()}
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, FLOATS], "data": _make_data(number).tolist()}
             body = {"inputs": [tensor], "outputs": [{"name": "y"}]}
             try:
                 answer = await client.post(f"/v2/models/{MODEL}/infer", json=body)
@@ -182,7 +182,7 @@ async def _ask_rest(server: ServerProcess, question: RolledQuestion, found: Roll
 
 
 async def _look_forever(server: ServerProcess, found: Rollout) -> None:
-    """Check readiness over a new connection each time, so that both gateways are asked."""
+    """Check readiness repeatedly, over new connections, so that both gateways get asked."""
     while True:
         async with httpx.AsyncClient(base_url=server.http_url, timeout=DEADLINE_S) as client:
             for path in ("/v2/health/ready", "/healthz", f"/v2/models/{MODEL}/ready"):
@@ -197,17 +197,17 @@ async def _look_forever(server: ServerProcess, found: Rollout) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _data(number: int) -> Any:
+def _make_data(number: int) -> Any:
     return np.arange(FLOATS, dtype=np.float32) + np.float32(1000 * (number % 1009))
 
 
-def _network(version: int) -> bytes:
+def _make_network(version: int) -> bytes:
     answer = helper.make_node("Add", ["x", "number"], ["y"])
     number = numpy_helper.from_array(np.array(version, np.float32), "number")
-    return network_bytes(working_network(MODEL, FLOATS, WIDTH, LAYERS, answer, number))
+    return network_bytes(make_working_network(MODEL, FLOATS, WIDTH, LAYERS, answer, number))
 
 
-def _details(found: Rollout, load: CheckedLoad) -> dict[str, Any]:
+def _list_details(found: Rollout, load: CheckedLoad) -> dict[str, Any]:
     return {
         "grpc": load.tally.details(),
         "rest": found.rest.details(),

@@ -1,4 +1,4 @@
-"""Clients that send sessions' requests out of order and some twice, and compare each answer with the expected one."""
+"""Clients that send the requests of sessions out of order, some of them twice, and check each answer."""
 
 import asyncio
 import time
@@ -16,14 +16,14 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 from tests.chaos.checked_load import EchoQuestion
 from tests.chaos.unordered import UnorderedStream
 
-REACH = 6.0  # how far from its place a request may be sent
+MAX_DISPLACEMENT = 6.0  # maximum distance of a request from its position in the order
 ANSWER_S = 60.0
-PATIENCE_S = 120.0  # of sending one request again and again
+PATIENCE_S = 120.0  # time to retry one request
 PAUSE_S = 0.05
-# A separate connection for each client.
+# without this option, clients would share a connection
 OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 # After these errors the session's step can be repeated: a client that wants its answer sends it again.
-AGAIN = {code for code, error in ERRORS_BY_CODE.items() if error.is_retryable} | {DeadlineExceeded.code}
+RETRYABLE_CODES = {code for code, error in ERRORS_BY_CODE.items() if error.is_retryable} | {DeadlineExceeded.code}
 QUESTION = EchoQuestion()
 
 
@@ -38,12 +38,12 @@ class Shape:
     kills: int = 5
 
     def content(self, session: int, seq_no: int) -> int:
-        """Return content that no other request has."""
+        """Return a number that is unique for the request, as its content."""
         return session * self.steps + seq_no
 
 
 @dataclass(frozen=True, slots=True)
-class ToldStep:
+class AnsweredStep:
     """An answer, its expected content, and its position among all answers of its stream."""
 
     seq_no: int
@@ -60,8 +60,8 @@ class ToldStep:
 class SessionTally:
     sent: int = 0
     answered: int = 0
-    sent_twice: int = 0  # on purpose
-    repeats: int = 0  # answers that the server had recorded
+    sent_twice: int = 0  # requests that were sent twice on purpose
+    repeats: int = 0  # answers that the server repeated from its record
     kills: int = 0
     lost: int = 0  # never answered
     wrong: int = 0  # another request's answer
@@ -73,10 +73,10 @@ class SessionTally:
     def violations(self) -> int:
         return self.lost + self.wrong + self.out_of_order + self.ran_twice
 
-    def check(self, told: Iterable[ToldStep]) -> None:
+    def check(self, answers: Iterable[AnsweredStep]) -> None:
         """Check all answers of one session."""
-        by_number: defaultdict[int, list[ToldStep]] = defaultdict(list)
-        for each in told:
+        by_number: defaultdict[int, list[AnsweredStep]] = defaultdict(list)
+        for each in answers:
             by_number[each.seq_no].append(each)
             self.repeats += "session_repeat" in each.response.parameters
             self.wrong += not QUESTION.is_answer(each.content, each.response)
@@ -93,7 +93,7 @@ class SessionTally:
 
 
 class SessionClient:
-    """One connection with one stream, which returns answers as they are done: those of a session in its order."""
+    """A client with one stream, on which answers arrive when ready, but in order within a session."""
 
     def __init__(self, target: str, number: int, shape: Shape, tally: SessionTally) -> None:
         self._number = number
@@ -114,35 +114,37 @@ class SessionClient:
 
     async def _play_all(self, sessions: Iterator[int], stream: UnorderedStream) -> None:
         for session in sessions:
-            told = await asyncio.gather(*(self._insist(session, seq_no, stream) for seq_no in self._order()))
+            told = await asyncio.gather(
+                *(self._send_until_answered(session, seq_no, stream) for seq_no in self._draw_order())
+            )
             self._tally.check(each for each in told if each is not None)
             self._tally.lost += told.count(None)
 
-    def _order(self) -> list[int]:
+    def _draw_order(self) -> list[int]:
         numbers = list(range(1, self._shape.steps + 1))
         again = [seq_no for seq_no in numbers if self._rng.random() < self._shape.twice]
         self._tally.sent_twice += len(again)
-        return sorted(numbers + again, key=lambda seq_no: seq_no + self._rng.uniform(0, REACH))
+        return sorted(numbers + again, key=lambda seq_no: seq_no + self._rng.uniform(0, MAX_DISPLACEMENT))
 
-    async def _insist(self, session: int, seq_no: int, stream: UnorderedStream) -> ToldStep | None:
+    async def _send_until_answered(self, session: int, seq_no: int, stream: UnorderedStream) -> AnsweredStep | None:
         give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self._tally.sent += 1
-                arrival, answer = await asyncio.wait_for(stream.ask(self._message(session, seq_no)), ANSWER_S)
+                arrival, answer = await asyncio.wait_for(stream.ask(self._make_message(session, seq_no)), ANSWER_S)
             except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError) as error:
                 self._tally.failures[type(error).__name__] += 1
                 return None
             if not answer.error_message:
                 self._tally.answered += 1
-                return ToldStep(seq_no, self._shape.content(session, seq_no), arrival, answer.infer_response)
+                return AnsweredStep(seq_no, self._shape.content(session, seq_no), arrival, answer.infer_response)
             code = answer.infer_response.parameters["penstock-code"].string_param
-            self._tally.failures[code if code in AGAIN else f"{code}: {answer.error_message}"] += 1
-            if code not in AGAIN or time.monotonic() > give_up:
+            self._tally.failures[code if code in RETRYABLE_CODES else f"{code}: {answer.error_message}"] += 1
+            if code not in RETRYABLE_CODES or time.monotonic() > give_up:
                 return None
             await asyncio.sleep(PAUSE_S)
 
-    def _message(self, session: int, seq_no: int) -> pb.ModelInferRequest:
+    def _make_message(self, session: int, seq_no: int) -> pb.ModelInferRequest:
         message = QUESTION.ask(self._shape.content(session, seq_no))
         message.id = str(next(self._ids))
         message.parameters["session_id"].string_param = f"{self._shape.name}-{session}"

@@ -1,7 +1,7 @@
-"""Sessions under load while workers are killed: each request is answered, with its own answer, once and in order.
+"""Kill workers while sessions run: each request must be answered once, in order and correctly.
 
-/ Two independent records show the order: the place in its session that the server reports for a / request, and the
-time of its answer, because it is sent before the next request of its session runs.
+Two independent records show the order: the position in the session that the server reports for a request, and the time
+of the answer, which the server sends before it runs the next request of the session.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.chaos.session_load import SessionClient, SessionTally, Shape
 
 WORKERS = 2
 BACK_S = 90.0  # time for a killed worker to return after the load has ended
-NO_WORK = 0  # layers of the echo: the test is about the path, not the model
+NO_WORK = 0  # layers of the echo model, which should take no time
 
 
 async def run(plan: ChaosPlan) -> Result:
@@ -39,7 +39,7 @@ async def run(plan: ChaosPlan) -> Result:
 
 
 async def play(server: ServerProcess, shape: Shape, say: Callable[[str], None]) -> SessionTally:
-    """Play all sessions, sending each request until it is answered, while workers die."""
+    """Run all sessions while workers are killed; retry each request until it is answered."""
     tally = SessionTally()
     killer = asyncio.create_task(_kill_meanwhile(server, shape, tally, say))
     try:
@@ -52,11 +52,11 @@ async def play(server: ServerProcess, shape: Shape, say: Callable[[str], None]) 
 
 
 async def _kill_meanwhile(server: ServerProcess, shape: Shape, tally: SessionTally, say: Callable[[str], None]) -> None:
-    def goal() -> int:
+    def compute_goal() -> int:
         return shape.sessions * shape.steps * (tally.kills + 1) // (shape.kills + 1)
 
     while tally.kills < shape.kills:
-        await until(lambda: tally.answered >= goal(), f"{goal():,} are answered", inf)
+        await until(lambda: tally.answered >= compute_goal(), f"{compute_goal():,} are answered", inf)
         await server.replace_worker(tally.kills, signal.SIGKILL)
         tally.kills += 1
         say(f"killed a worker ({tally.kills} of {shape.kills}) after {tally.answered:,} answers")

@@ -1,4 +1,4 @@
-"""Clients that send all they can and read one answer a second, or none: the server's memory does not grow by it."""
+"""Clients that send as fast as allowed, and read one answer per second or none: the server's memory must not grow."""
 
 import asyncio
 from contextlib import suppress
@@ -11,8 +11,8 @@ from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
 from tests.chaos.checked_load import CheckedLoad, EchoQuestion
 from tests.chaos.report import ChaosPlan, Result
-from tests.chaos.repository import add_echo, add_loose
-from tests.chaos.streams import FRAMES, TICKS, GrpcStream, Seen, WebSocketStream
+from tests.chaos.repository import add_any_size_model, add_echo
+from tests.chaos.streams import FRAMES, TICKS, GrpcStream, StreamTally, WebSocketStream
 
 SLOW_S = 1.0  # between two answers that are read
 SAMPLE_S = 2.5
@@ -35,7 +35,7 @@ _TICKS_SETTINGS: dict[str, Any] = {
     "task": "tensor",
     "engine": "python",
     "timeouts": {"request_s": 3600},
-    "instances": {"count": 2},  # a decoupled request takes one as long as it runs
+    "instances": {"count": 2},  # a decoupled request occupies an instance while it runs
     "python": {
         "inputs": [{"name": "count", "datatype": "INT64", "shape": [1]}],
         "outputs": [{"name": "tick", "datatype": "INT64", "shape": [-1]}],
@@ -54,12 +54,12 @@ async def run(plan: ChaosPlan) -> Result:
 
 def add_models(repository: Path) -> None:
     add_echo(repository)
-    add_loose(repository)
+    add_any_size_model(repository)
     write_model(repository / TICKS, "model.py", _TICKS, **_TICKS_SETTINGS)
 
 
 async def read_slowly(server: ServerProcess, settle_s: float, seconds: float, plan: ChaosPlan) -> Result:
-    """Read for `seconds`, the first `settle_s` of which fill the windows; others are served meanwhile."""
+    """Run slow readers for `seconds`, of which the first `settle_s` fill buffers, beside normal callers."""
     streams: dict[str, GrpcStream | WebSocketStream] = {}
     for name, (model, pause_s) in CASES.items():
         streams[f"grpc_{name}"] = GrpcStream(server.grpc, model, pause_s)
@@ -79,26 +79,26 @@ async def read_slowly(server: ServerProcess, settle_s: float, seconds: float, pl
     seen = {name: stream.seen for name, stream in streams.items()}
     result = _judge(seen, memory[-1] / settled - 1)
     result.must("slow_reader_neighbours_failed", neighbours.tally.failed, high=0)
-    result.must("slow_reader_left_inside", await _left_inside(server), high=0)
+    result.must("slow_reader_left_inside", await _count_in_flight(server), high=0)
     result.details["rss_mib"] = [round(size / 2**20, 1) for size in (settled, *memory)]
     result.details["neighbours"] = neighbours.tally.details()
     return result
 
 
-def _judge(seen: dict[str, Seen], growth: float) -> Result:
+def _judge(seen: dict[str, StreamTally], growth: float) -> Result:
     result = Result()
     result.must("slow_reader_rss_growth", growth, high=0.02)
     result.must("slow_reader_wrong", sum(found.wrong for found in seen.values()), high=0)
     result.must("slow_reader_broken", sum(bool(found.failure) for found in seen.values()), high=0)
-    # A slow reader gets answers: a server that answers nothing would not grow, either.
+    # Check that slow readers got answers, because a server that answers nothing would not grow, either.
     slow = [found.received for name, found in seen.items() if name.endswith("slow")]
     result.must("slow_reader_least_received", min(slow), low=1)
     result.details = {name: asdict(found) for name, found in seen.items()}
     return result
 
 
-async def _left_inside(server: ServerProcess) -> float:
-    """Return how many requests are still in flight once all clients have left, after at most 10 s."""
+async def _count_in_flight(server: ServerProcess) -> float:
+    """Return how many requests are in flight within 10 s after all clients have disconnected."""
     with suppress(TimeoutError):
         await until_seen(lambda: not server.status()["inflight_requests"], "all have left", 10)
     return float(server.status()["inflight_requests"])

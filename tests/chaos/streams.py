@@ -1,4 +1,4 @@
-"""Clients of one stream each, which send as fast as allowed and read as slowly as configured."""
+"""Clients that send on one stream as fast as allowed, and read answers slowly."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from penstock.core.tensors import Tensor, pack_bytes
 from penstock.experiments.load.drivers import STREAM
 from penstock.experiments.load.payloads import Payload
 from penstock.pb.inference import grpc_service_pb2 as pb
-from tests.chaos.repository import LOOSE
+from tests.chaos.repository import ANY_SIZE_MODEL
 
-FRAMES = LOOSE  # one answer to each of many requests
+FRAMES = ANY_SIZE_MODEL  # one answer to each of many requests
 TICKS = "ticks"  # many answers to one request
 NUMBERS = 8192  # 64 KiB of INT64
 ENDLESS = 1_000_000_000
@@ -26,14 +26,14 @@ _TEXT = pack_bytes([b"x"])
 
 
 @dataclass(slots=True)
-class Seen:
-    sent: int = 0  # received by this client: buffers in transit count too
+class StreamTally:
+    sent: int = 0  # bytes that this client received, including those in buffers
     received: int = 0
     wrong: int = 0
     failure: str = ""
 
     def take(self, data: bytes) -> None:
-        """Check the answer: all elements of answer `n` are n, whichever model gave it."""
+        """Check an answer: all elements of answer number n must be n."""
         is_right = len(data) == 8 * NUMBERS and bool((np.frombuffer(data, np.int64) == self.received).all())
         self.wrong += not is_right
         self.received += 1
@@ -43,12 +43,12 @@ class SlowStream:
     """A stream that reads slowly; without a pause it reads nothing at all."""
 
     def __init__(self, address: str, model: str, pause_s: float | None) -> None:
-        self.seen = Seen()
+        self.seen = StreamTally()
         self._address = address
         self._model = model
         self._pause_s = pause_s
 
-    async def _talk(self, send: Callable[[bytes], Awaitable[Any]], read: Callable[[], Awaitable[bytes]]) -> None:
+    async def _exchange(self, send: Callable[[bytes], Awaitable[Any]], read: Callable[[], Awaitable[bytes]]) -> None:
         """Run until it is cancelled or the stream fails."""
         writer = asyncio.create_task(self._write(send))
         try:
@@ -65,7 +65,7 @@ class SlowStream:
 
     async def _write(self, send: Callable[[bytes], Awaitable[Any]]) -> None:
         while self._model == FRAMES or not self.seen.sent:
-            await send(self._encode(tensors(self._model, self.seen.sent)))
+            await send(self._encode(make_tensors(self._model, self.seen.sent)))
             self.seen.sent += 1
 
     def _encode(self, inputs: tuple[Tensor, ...]) -> bytes:
@@ -84,7 +84,7 @@ class GrpcStream(SlowStream):
                 return bytes(answer.infer_response.raw_output_contents[0])
 
             try:
-                await self._talk(call.write, read)
+                await self._exchange(call.write, read)
             finally:
                 call.cancel()
 
@@ -108,7 +108,7 @@ class WebSocketStream(SlowStream):
             return answer[end : end + size]
 
         try:
-            await self._talk(connection.send, read)
+            await self._exchange(connection.send, read)
         finally:
             connection.transport.abort()  # a server that reads nothing would not receive a closing handshake
 
@@ -121,7 +121,7 @@ class WebSocketStream(SlowStream):
         return b"".join([len(header).to_bytes(4, "little"), header, *(each.data for each in inputs)])
 
 
-def tensors(model: str, number: int) -> tuple[Tensor, ...]:
+def make_tensors(model: str, number: int) -> tuple[Tensor, ...]:
     """Return the inputs of a request to `model`."""
     if model == TICKS:
         return (Tensor("count", "INT64", (1,), np.array([ENDLESS], np.int64).tobytes()),)

@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 from tests.chaos.access.bed import GuardedBed
 from tests.chaos.access.callers import Findings
 from tests.chaos.access.matrix import (
-    HIDDEN,
     SPARE,
+    UNAUTHORIZED_MODEL,
     Places,
-    key_callers,
+    make_key_callers,
     revoke_while_open,
     try_all,
     try_tokens,
@@ -22,11 +22,11 @@ CALLERS = frozenset(("nobody", "wrong key", "expired", "revoked", "inference", "
 
 
 async def test_endpoints_refuse_callers_without_permission(tmp_path: Path) -> None:
-    for name in (ECHO, HIDDEN, SPARE):
+    for name in (ECHO, UNAUTHORIZED_MODEL, SPARE):
         add_echo(tmp_path / "models", layers=1, name=name)
     findings = Findings()
     with TemporaryDirectory() as short, GuardedBed(tmp_path / "models", Path(short), OPTIONS) as bed:
-        places, callers = Places(bed), [caller for caller in key_callers(bed) if caller.name in CALLERS]
+        places, callers = Places(bed), [caller for caller in make_key_callers(bed) if caller.name in CALLERS]
         endpoints = await places.endpoints(callers[-1])
         await try_all(findings, places, endpoints, callers)
         await try_tokens(findings, places, endpoints, callers[-1])

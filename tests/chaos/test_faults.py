@@ -16,7 +16,7 @@ from tests.chaos import malformed
 from tests.chaos.checked_load import CheckedLoad, EchoQuestion
 from tests.chaos.departures import CALLERS, HANG_S, end_worker, stop_worker
 from tests.chaos.drain import IN_FLIGHT, drain_server
-from tests.chaos.infer_messages import valid_requests
+from tests.chaos.infer_messages import list_valid_requests
 from tests.chaos.kill import kill_workers
 from tests.chaos.malformed_zmq import BLOCK, HOST, ZmqAttack
 from tests.chaos.report import ChaosPlan
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Start a server with two workers and a model that may run twice: jobs of killed workers are repeated."""
+    """Start a server with two workers, whose model is idempotent, so that jobs of killed workers are repeated."""
     folder = tmp_path_factory.mktemp("two-workers")
     add_echo(folder / "models")
     settings = {"data_plane": {"hang_s": HANG_S}}
@@ -92,7 +92,7 @@ async def test_a_stopping_server_answers_accepted_requests(tmp_path: Path) -> No
 async def test_malformed_messages_get_typed_errors(every_model: ServerProcess, plan: ChaosPlan) -> None:
     await every_model.wait_all_workers()
     result = await malformed.attack(every_model, 1000, plan, rounds=2)
-    # So few messages say nothing about memory.
+    # Memory is not checked, because this needs more messages.
     missed = [bar for bar in result.missed() if bar.figure != "malformed_rss_growth"]
     assert not missed, result.details
     assert result.figures["malformed_sent"] >= 1000
@@ -107,7 +107,7 @@ async def test_a_message_that_cannot_be_parsed_is_the_callers_fault(channel: grp
 async def test_a_stream_survives_invalid_messages_and_answers_all_requests(
     channel: grpc.aio.Channel,
 ) -> None:
-    good = [request.SerializeToString() for request in valid_requests()]
+    good = [request.SerializeToString() for request in list_valid_requests()]
     stream = channel.stream_stream(STREAM, response_deserializer=pb.ModelStreamInferResponse.FromString)
     answers = [answer async for answer in stream(iter([*good, b"\xff\xff", *good]), timeout=60)]
     assert [bool(answer.error_message) for answer in answers] == [False] * 4 + [True] + [False] * 4
@@ -135,7 +135,7 @@ async def test_nonsense_of_one_worker_leaves_the_gateway_to_the_others(every_mod
     ]
     attack = ZmqAttack(every_model.router_endpoint(), count=1, seed=0)
     for _ in range(2):
-        await attack.say([job_messages.encode(header) for header in said])
+        await attack.send_batch([job_messages.encode(header) for header in said])
     assert attack.answers.kinds == {"zmq refused": 2, "zmq taken": 4}
     async with grpc.aio.insecure_channel(every_model.grpc) as channel:
         await channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")(b"", timeout=10)

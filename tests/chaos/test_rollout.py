@@ -1,4 +1,4 @@
-"""A short run of successive versions under load."""
+"""Replaces a model's version several times under load."""
 
 from pathlib import Path
 

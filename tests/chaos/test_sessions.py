@@ -1,4 +1,4 @@
-"""A short run of sessions while workers are killed; and scripts/chaos detects lost and repeated steps."""
+"""Runs sessions while workers are killed; and tests that the checks of scripts/chaos detect lost and repeated steps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchmarks.server import ServerProcess
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.chaos.repository import ECHO, add_echo
-from tests.chaos.session_load import QUESTION, SessionTally, Shape, ToldStep
+from tests.chaos.session_load import QUESTION, AnsweredStep, SessionTally, Shape
 from tests.chaos.sessions import NO_WORK, WORKERS, play
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,12 +27,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 async def test_each_request_of_a_session_runs_once(server: ServerProcess) -> None:
     await server.wait_all_workers()
     shape = Shape("once", sessions=100, clients=4, twice=0.5, kills=0)
-    before = await runs(server)
+    before = await count_runs(server)
     tally = await play(server, shape, lambda line: None)
     assert tally.violations == 0, tally.details()
     assert tally.sent_twice > 300
     assert tally.answered == tally.sent == 1000 + tally.sent_twice
-    assert await runs(server) - before == 1000
+    assert await count_runs(server) - before == 1000
 
 
 async def test_killed_workers_disturb_no_session(server: ServerProcess) -> None:
@@ -42,7 +42,7 @@ async def test_killed_workers_disturb_no_session(server: ServerProcess) -> None:
     assert (tally.violations, tally.kills) == (0, 1), tally.details()
 
 
-async def runs(server: ServerProcess) -> int:
+async def count_runs(server: ServerProcess) -> int:
     """Return how many requests the workers' model has answered."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         request = pb.ModelStatisticsRequest(name=ECHO)
@@ -50,22 +50,22 @@ async def runs(server: ServerProcess) -> int:
     return int(found.model_stats[0].inference_count)
 
 
-def told(arrival: int, seq_no: int, place: int, content: int) -> ToldStep:
+def make_answer(arrival: int, seq_no: int, place: int, content: int) -> AnsweredStep:
     response = pb.ModelInferResponse(raw_output_contents=QUESTION.ask(content).raw_input_contents)
     response.parameters["session_step"].int64_param = place
-    return ToldStep(seq_no, seq_no, arrival, response)
+    return AnsweredStep(seq_no, seq_no, arrival, response)
 
 
-def seen(*answers: tuple[int, int, int]) -> SessionTally:
-    """Return a session's answers in the order of their arrival: seq_no, place and content, which are all equal."""
+def make_answers(*answers: tuple[int, int, int]) -> SessionTally:
+    """Return a session's answers in order of arrival. Each argument is an answer's number, place and content."""
     tally = SessionTally()
-    tally.check(told(arrival, *answer) for arrival, answer in enumerate(answers))
+    tally.check(make_answer(arrival, *answer) for arrival, answer in enumerate(answers))
     return tally
 
 
 def test_the_check_detects_violations() -> None:
-    assert seen((1, 1, 1), (2, 2, 2), (2, 2, 2), (3, 3, 3)).violations == 0
-    assert seen((1, 1, 1), (2, 2, 3)).wrong == 1
-    assert seen((1, 1, 1), (2, 3, 2), (3, 2, 3)).out_of_order == 2
-    assert seen((2, 2, 2), (1, 1, 1)).out_of_order == 1
-    assert seen((1, 1, 1), (1, 2, 1)).ran_twice == 1
+    assert make_answers((1, 1, 1), (2, 2, 2), (2, 2, 2), (3, 3, 3)).violations == 0
+    assert make_answers((1, 1, 1), (2, 2, 3)).wrong == 1
+    assert make_answers((1, 1, 1), (2, 3, 2), (3, 2, 3)).out_of_order == 2
+    assert make_answers((2, 2, 2), (1, 1, 1)).out_of_order == 1
+    assert make_answers((1, 1, 1), (1, 2, 1)).ran_twice == 1

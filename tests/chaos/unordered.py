@@ -1,4 +1,4 @@
-"""A gRPC stream that returns answers as they are done: each goes to its caller, and a second one is counted."""
+"""A gRPC stream with answers in any order: matches each answer with its caller, and counts duplicates."""
 
 import asyncio
 from itertools import count

@@ -1,9 +1,9 @@
-"""docs/models.md and docs/engines.md, followed word for word: every command is run, every output compared.
+"""Follows docs/models.md and docs/engines.md word for word: runs every command and compares every output.
 
-/ The part between `<!-- follow -->` and `<!-- end -->` is followed in order, in one shell, in an empty folder: `sh` /
-blocks are run, blocks of other languages that begin with `# a/path` are saved there, and a `text` block is the output
-/ of the commands before it. Only the server's two port numbers are replaced by free ones. In outputs, / figures with a
-unit and the number of instances depend on the machine, and are not compared.
+The part between `<!-- follow -->` and `<!-- end -->` is followed in order, in one shell, in an empty folder: `sh`
+blocks are run, blocks of other languages that begin with `# a/path` are saved to that path, and a `text` block is the
+output of the commands before it. Only the server's two port numbers are replaced by free ones. Figures with a unit
+and the number of instances depend on the machine, and are not compared.
 """
 
 import importlib.util

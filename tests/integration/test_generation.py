@@ -119,7 +119,7 @@ async def test_a_deadline_ends_a_running_generation(server: ServerProcess, clien
     with pytest.raises(DeadlineExceeded):
         await listen()
     assert started.is_set()
-    assert await generation.idle(server) == 0
+    assert await generation.count_leftovers(server) == 0
 
 
 async def test_nothing_is_left_after_callers_leave_and_a_worker_dies(

@@ -14,7 +14,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1.cluster_pb2_grpc import RolloutsStub
-from tests.chaos.cluster.canary import FLAGS, MODEL, OVER, Heard, add_version, ask_forever, roll_out
+from tests.chaos.cluster.canary import END_STATES, FLAGS, MODEL, CanaryAnswers, add_version, ask_forever, roll_out
 
 pytestmark = pytest.mark.timeout(240)
 RATE = 60.0
@@ -27,10 +27,10 @@ async def test_a_bad_version_is_rolled_back_and_a_good_one_rolled_out(tmp_path: 
         heard, status = await roll_out(server, repository, "fails", RATE, steps=[20, 100])
         assert status.phase == "rolled back", status
         assert "requests to the new block failed" in status.reason
-        assert heard.of_canary() <= 100
+        assert heard.count_canary_requests() <= 100
         async with grpc.aio.insecure_channel(server.manager()) as channel:
             rollouts: Any = RolloutsStub(channel)
-            heard = Heard()
+            heard = CanaryAnswers()
             asking = asyncio.create_task(ask_forever(server.grpc, RATE, heard))
             try:
                 await _shadow(rollouts, repository, server)
@@ -87,6 +87,6 @@ async def _until_over(rollouts: Any, plan: dict[str, Any]) -> pb.RolloutStatus:
     while True:
         listed = await rollouts.ListRollouts(pb.ListRolloutsRequest(name=MODEL), timeout=20)
         status: pb.RolloutStatus = listed.rollouts[0]
-        if status.phase in OVER:
+        if status.phase in END_STATES:
             return status
         await asyncio.sleep(0.1)

@@ -17,8 +17,8 @@ from penstock.cli.main import app
 from penstock.features.keys.key_table import KEY_BYTES, key_text
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.storage.server_folders import CONFIG_FILE
-from tests.chaos.access.endpoints import WEBSOCKET, gateway_routes, grpc_endpoints
-from tests.chaos.access.matrix import filled
+from tests.chaos.access.endpoints import WEBSOCKET, list_gateway_routes, list_grpc_endpoints
+from tests.chaos.access.matrix import fill_path
 from tests.servers import answered, floats, write_identity
 
 SECRETS = {
@@ -117,7 +117,7 @@ def forms(key: str) -> list[dict[str, str]]:
 def ask_everything(made: SecretServer, server: ServerProcess, admin: str) -> None:
     with httpx.Client(base_url=server.http_url, timeout=10.0) as client:
         document = client.get("/openapi.json", headers={"x-api-key": admin})
-        for endpoint in gateway_routes(document.content):
+        for endpoint in list_gateway_routes(document.content):
             method, _, path = endpoint.name.partition(" ")
             if method == WEBSOCKET:
                 continue
@@ -125,14 +125,14 @@ def ask_everything(made: SecretServer, server: ServerProcess, admin: str) -> Non
             if method == "GET" and path != "/v1/live":
                 tried.append((admin, forms(admin)[0]))
             for key, headers in tried:
-                answer = client.request(method, filled(path), headers=headers, params={"api_key": key})
+                answer = client.request(method, fill_path(path), headers=headers, params={"api_key": key})
                 made.said.append(f"{answer.headers} {answer.text}")
         made.said.append(client.post("/v2/models/numbers/infer", content=b"{", headers={"x-api-key": admin}).text)
         made.said.append(client.get(f"/v2/models/{WRONG}", headers={"x-api-key": WRONG}).text)
         # The server gets the secret; the log does not.
         client.post(f"/v2/models/{WRONG}/infer", json={"inputs": []}, headers={"x-api-key": admin})
     with grpc.insecure_channel(server.grpc) as channel:
-        for grpc_endpoint in grpc_endpoints("gateway"):
+        for grpc_endpoint in list_grpc_endpoints("gateway"):
             for headers in forms(WRONG):
                 call = channel.unary_stream(grpc_endpoint.name)(b"", metadata=tuple(headers.items()), timeout=10)
                 try:

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.client import faults, messages, tasks
 from penstock.client.client_options import ClientOptions, ServerAddress
 from penstock.client.connection import Connection
-from penstock.client.direct import DISCOVER_S, WorkerRoute, WorkerRoutes
+from penstock.client.direct import DISCOVER_TIMEOUT_S, WorkerRoute, WorkerRoutes
 from penstock.client.messages import CallControls, ModelEntry, ModelSignature
 from penstock.client.retries import Attempts, Retries, RetryBudget
 from penstock.client.tasks import Items, Labels, is_tensor
@@ -386,7 +386,7 @@ class Calls:
         if question is None:
             return route
         try:
-            found = await self._send("Discover", question, min(DISCOVER_S, left_s / 2))
+            found = await self._send("Discover", question, min(DISCOVER_TIMEOUT_S, left_s / 2))
             if found.HasField("failure"):
                 raise decode_failure(found.failure)
         except (grpc.RpcError, PenstockError) as error:

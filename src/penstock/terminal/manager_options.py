@@ -39,12 +39,12 @@ def takes_manager_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def takes_manager_client(command: Callable[..., None]) -> Callable[..., None]:
     """Like `takes_manager_options`, but pass a connected `ClusterClient` as the first argument."""
-    return _takes_client(command, has_changes=False)
+    return _takes_client(command, is_changing=False)
 
 
 def changes_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """Like `takes_manager_client`, but also print on standard error which server the command changed."""
-    return _takes_client(command, has_changes=True)
+    return _takes_client(command, is_changing=True)
 
 
 def _takes_client(command: Callable[..., None], is_changing: bool) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""The cluster whose endpoints are tried: a manager, a gateway and a worker process that require keys."""
+"""A cluster for access tests: a manager, a gateway and a worker process that require API keys."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ Settings = Mapping[str, Any]
 
 
 class GuardedBed:
-    """Use it as a context manager. With an authority, every port uses TLS and requires a certificate of it."""
+    """A context manager for the cluster. With `authority`, ports use TLS and require its client certificates."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class GuardedBed:
     # --- keys
 
     def ask(self, method: str, request: Any) -> Any:
-        """Call the manager as the operator of its machine."""
+        """Call the manager over its local socket, as the operator of the machine."""
         sockets = self.folder.glob(f"{RUN_PREFIX}*/{MANAGER_SOCKET}")
         with ClusterClient([f"unix:{file}" for file in sockets]) as client:
             return client.call(method, request)
@@ -136,7 +136,7 @@ class GuardedBed:
 
 
 class BedAuthority:
-    """Issues the certificates of the bed's roles, and of callers."""
+    """Issues the certificates of the cluster's roles, and of callers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -145,7 +145,7 @@ class BedAuthority:
             self.issue(role)
 
     def issue(self, name: str, *, is_client: bool = False) -> None:
-        """Issue the certificate again, in place of the current one."""
+        """Issue a certificate, which replaces an earlier certificate for `name`."""
         self._authority.issue(name, () if is_client else HOSTS, is_client=is_client)
 
     def settings(self, name: str) -> dict[str, str]:
@@ -153,7 +153,7 @@ class BedAuthority:
         return {"cert": files.cert, "key": files.key, "ca": files.ca}
 
     def files(self, name: str = "") -> TlsFiles:
-        """Return the files of a caller without a certificate."""
+        """Return the TLS files of a caller; an empty `name` means a caller without a certificate."""
         cert, key = (str(self.folder / f"{name}{end}.pem") if name else "" for end in ("", "-key"))
         return TlsFiles(cert, key, str(self.folder / CA_FILE))
 

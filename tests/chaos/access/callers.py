@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from penstock.core.principals import Principal, Scope
 from tests.chaos.access.endpoints import WEBSOCKET, EndpointToTry
 
-ANSWER_S = 3.0  # after this time, a silent endpoint has admitted its caller
+ANSWER_S = 3.0  # an endpoint that does not answer within this time has admitted the caller
 Code: Any = grpc.StatusCode
 Pairs = list[tuple[str, str]]
 
@@ -35,7 +35,7 @@ class Caller:
     headers: tuple[tuple[str, str], ...] = ()
     certificate: str = ""
 
-    def due(self, endpoint: EndpointToTry) -> Verdict:
+    def get_expected_verdict(self, endpoint: EndpointToTry) -> Verdict:
         if endpoint.is_for_all:
             return Verdict.ADMITTED
         if self.scopes is None:
@@ -44,11 +44,11 @@ class Caller:
         return Verdict.ADMITTED if is_allowed else Verdict.FORBIDDEN
 
 
-def shown(key: str, way: int = 0) -> tuple[tuple[str, str], ...]:
-    """Return each way in which a key can be sent."""
+def make_key_headers(key: str, header_number: int = 0) -> tuple[tuple[str, str], ...]:
+    """Return a header that contains the key; `header_number` chooses one of three forms."""
     basic = b64encode(f"anybody:{key}".encode()).decode()
     ways = (("authorization", f"Bearer {key}"), ("x-api-key", key), ("authorization", f"Basic {basic}"))
-    return (ways[way % len(ways)],)
+    return (ways[header_number % len(ways)],)
 
 
 # --- gRPC
@@ -57,16 +57,18 @@ def shown(key: str, way: int = 0) -> tuple[tuple[str, str], ...]:
 async def try_method(
     channel: grpc.aio.Channel, endpoint: EndpointToTry, headers: Pairs, message: bytes = b""
 ) -> tuple[Verdict, str]:
-    code, said = await answer_of_method(channel, endpoint, headers, message)
-    return verdict_of_code(code), f"{code.name} {said!r}"
+    code, said = await call_method(channel, endpoint, headers, message)
+    return judge_code(code), f"{code.name} {said!r}"
 
 
-async def answer_of_method(
+async def call_method(
     channel: grpc.aio.Channel, endpoint: EndpointToTry, headers: Pairs, message: bytes = b""
 ) -> tuple[Any, Any]:
     """Return the status and its message; DEADLINE_EXCEEDED if nothing was received."""
     is_stream = endpoint.method is None or endpoint.method.server_streaming
-    make: Any = channel.unary_stream if is_stream else channel.unary_unary  # a stream of one answer looks the same
+    make: Any = (
+        channel.unary_stream if is_stream else channel.unary_unary
+    )  # a single answer of a stream is read in the same way
     call = make(endpoint.name)(message, metadata=headers)
     try:
         if is_stream:
@@ -81,7 +83,7 @@ async def answer_of_method(
         call.cancel()
 
 
-def verdict_of_code(code: Any) -> Verdict:
+def judge_code(code: Any) -> Verdict:
     verdicts = {
         Code.UNAUTHENTICATED: Verdict.UNKNOWN,
         Code.PERMISSION_DENIED: Verdict.FORBIDDEN,
@@ -94,7 +96,7 @@ def verdict_of_code(code: Any) -> Verdict:
 
 
 async def try_route(client: httpx.AsyncClient, endpoint: EndpointToTry, path: str, headers: Pairs) -> Verdict:
-    """Do not wait for an answer's end: some have none. None if the connection was refused."""
+    """Return the verdict of a route without reading the whole answer, or None if the connection was refused."""
     method = endpoint.name.partition(" ")[0]
     if method == WEBSOCKET:
         return await _try_websocket(client, path, headers)
@@ -105,7 +107,7 @@ async def try_route(client: httpx.AsyncClient, endpoint: EndpointToTry, path: st
             is_absent = answer.status_code == 404 and not code
             if is_absent:
                 is_absent = b"unknown_route" in await answer.aread() or b"there is no /" in answer.content
-            return verdict_of_status(answer.status_code, is_absent)
+            return judge_status(answer.status_code, is_absent)
     except httpx.TimeoutException:
         return Verdict.ADMITTED
     except (httpx.HTTPError, ssl.SSLError):
@@ -119,12 +121,12 @@ async def _try_websocket(client: httpx.AsyncClient, path: str, headers: Pairs) -
         async with connect(url, additional_headers=headers, ssl=context, open_timeout=ANSWER_S):
             return Verdict.ADMITTED
     except InvalidStatus as error:
-        return verdict_of_status(error.response.status_code)
+        return judge_status(error.response.status_code)
     except (OSError, WebSocketException):
         return Verdict.UNKNOWN
 
 
-def verdict_of_status(status: int, is_absent: bool = False) -> Verdict:
+def judge_status(status: int, is_absent: bool = False) -> Verdict:
     if is_absent:
         return Verdict.ABSENT
     return {401: Verdict.UNKNOWN, 403: Verdict.FORBIDDEN}.get(status, Verdict.ADMITTED)
@@ -134,7 +136,7 @@ def verdict_of_status(status: int, is_absent: bool = False) -> Verdict:
 
 
 class Findings:
-    """Callers that were admitted wrongly, and callers that were refused wrongly."""
+    """The callers that an endpoint admitted or refused by mistake."""
 
     def __init__(self) -> None:
         self.tried = 0
@@ -142,19 +144,19 @@ class Findings:
         self.open: list[str] = []
         self.shut: list[str] = []
 
-    def note(self, endpoint: EndpointToTry, caller: Caller, found: Verdict, said: str = "") -> None:
-        if found is Verdict.ABSENT:
+    def note(self, endpoint: EndpointToTry, caller: Caller, verdict: Verdict, message: str = "") -> None:
+        if verdict is Verdict.ABSENT:
             return
         self.tried += 1
         self.endpoints.add(str(endpoint))
-        due = caller.due(endpoint)
-        if found is due:
+        due = caller.get_expected_verdict(endpoint)
+        if verdict is due:
             return
-        list_ = self.open if found is Verdict.ADMITTED else self.shut
-        list_.append(f"{endpoint} × {caller.name}: {found}, not {due} {said[:200]}".rstrip())
+        list_ = self.open if verdict is Verdict.ADMITTED else self.shut
+        list_.append(f"{endpoint} × {caller.name}: {verdict}, not {due} {message[:200]}".rstrip())
 
-    def alike(self, what: str, answers: Sequence[object], is_refused: bool) -> None:
-        """Check that a refused call is answered exactly like one for something that does not exist."""
+    def check_alike(self, what: str, answers: Sequence[object], is_refused: bool) -> None:
+        """Check that refusals are indistinguishable from answers about something that does not exist."""
         self.tried += 1
         if not is_refused:
             self.open.append(f"{what}: answered")

@@ -1,4 +1,4 @@
-"""Workers killed, cut off and stopped under the load of direct clients: no caller notices."""
+"""Kill, cut off and stop workers under the load of direct clients: no request may fail."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ CALLERS = 6
 DEADLINE_S = 20.0  # longer than it takes to notice that a worker is gone
 PAUSE_S = 0.01
 FAULT_S = 6.0
-CALM = 150  # answers between two faults
+ANSWERS_BETWEEN_FAULTS = 150  # number
 BACK_S = 60.0
 
 
@@ -45,7 +45,7 @@ class DirectLoad:
                     self.tally.answer(began, np.array_equal(found["y"], given))
                 await asyncio.sleep(PAUSE_S)
 
-    async def more(self, count: int) -> None:
+    async def wait_answers(self, count: int) -> None:
         goal = self.tally.answered + count
         await until(lambda: self.tally.answered >= goal, f"{count} more answers", BACK_S)
 
@@ -65,31 +65,33 @@ async def run(plan: ChaosPlan) -> Result:
         for host in WORKERS:
             start(host)
         hosts.wait_ready(GATEWAY)
-        await _until_whole(hosts)
+        await _wait_until_complete(hosts)
         load = DirectLoad(f"{hosts.address(GATEWAY)}:50051")
         tasks = [asyncio.create_task(load.call()) for _ in range(CALLERS)]
         for number, (name, fault) in enumerate([*FAULTS.items()] * rounds):
-            await load.more(CALM)
+            await load.wait_answers(ANSWERS_BETWEEN_FAULTS)
             plan.say(name)
             undo = await fault(hosts, WORKERS[number % len(WORKERS)], start)
             await asyncio.sleep(FAULT_S)
             await undo()
-            await _until_whole(hosts)
-        await load.more(CALM)
+            await _wait_until_complete(hosts)
+        await load.wait_answers(ANSWERS_BETWEEN_FAULTS)
         load.is_over = True
         await asyncio.gather(*tasks)
-        routed = _routed(hosts)
+        routed = _count_routed_requests(hosts)
     result = Result(details=load.tally.details() | {"routed": routed})
     result.must("direct_failed", load.tally.failed, high=0)
-    result.must("direct_answered", 1 - routed / load.tally.answered, low=0.5)  # otherwise nothing was affected
+    result.must(
+        "direct_answered", 1 - routed / load.tally.answered, low=0.5
+    )  # otherwise the faults affected no direct request
     return result
 
 
-async def _until_whole(hosts: ClusterHosts) -> None:
+async def _wait_until_complete(hosts: ClusterHosts) -> None:
     await until_seen(lambda: len(hosts.workers(GATEWAY)) == len(WORKERS), "every worker is there", BACK_S)
 
 
-def _routed(hosts: ClusterHosts) -> float:
+def _count_routed_requests(hosts: ClusterHosts) -> float:
     """Return the number of requests that the gateway has served."""
     metrics = json.loads(hosts.http(GATEWAY, "/metrics.json")[1])
     samples = [sample for metric in metrics.values() for sample in metric["samples"]]

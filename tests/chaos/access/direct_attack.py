@@ -1,4 +1,4 @@
-"""Attacks on a worker's own endpoint: the cost of each for clients that are routed to the same worker."""
+"""Attack a worker's direct endpoint, and measure the effect on clients whose requests this worker serves."""
 
 from collections.abc import Awaitable, Callable
 from copy import copy
@@ -14,7 +14,7 @@ from tests.chaos.attack.run import attack_all
 from tests.chaos.attack.strike import Attack, Scene
 from tests.chaos.report import ChaosPlan, Result
 
-# Attacks over gRPC that do not need ordered sessions, which a worker's endpoint does not have.
+# Attacks over gRPC without ordered sessions, which a worker's endpoint does not support.
 NAMES = (
     "1 numbers over 63 bits",
     "2 four million parameters, a million empty inputs",
@@ -33,18 +33,18 @@ ATTACKS = tuple(attack for of in OF_GRPC for attack in of.ATTACKS if attack.name
 
 
 async def run(plan: ChaosPlan) -> Result:
-    found = await attack_all(plan, [_aimed(attack) for attack in ATTACKS])
+    found = await attack_all(plan, [_aim_at_worker(attack) for attack in ATTACKS])
     result = Result(details=found.details)
     for bar in found.bars:
         result.must(f"direct_{bar.figure}", found.figures[bar.figure], bar.low, bar.high)
     return result
 
 
-def _aimed(attack: Attack) -> Attack:
-    return replace(attack, name=f"direct: {attack.name}", strike=partial(_at_endpoint, attack.strike))
+def _aim_at_worker(attack: Attack) -> Attack:
+    return replace(attack, name=f"direct: {attack.name}", strike=partial(_strike_endpoint, attack.strike))
 
 
-async def _at_endpoint(strike: Callable[[Scene], Awaitable[None]], scene: Scene) -> None:
+async def _strike_endpoint(strike: Callable[[Scene], Awaitable[None]], scene: Scene) -> None:
     async with grpc.aio.insecure_channel(scene.server.grpc) as channel:
         way = await DirectStub(channel).Discover(DiscoverRequest(model="minilm"), timeout=30)
     server = copy(scene.server)

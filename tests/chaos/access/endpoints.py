@@ -1,4 +1,4 @@
-"""Every method and route of a cluster's processes, from reflection, OpenAPI and the code, with the scopes of each."""
+"""Lists every method and route of a cluster, from reflection, OpenAPI and the code, with the required scopes."""
 
 import json
 import pkgutil
@@ -57,10 +57,10 @@ UNKNOWN = frozenset({Scope.ADMIN})  # methods without a declaration must be refu
 
 @dataclass(frozen=True, slots=True)
 class EndpointToTry:
-    place: str  # owner: gateway, manager, registry, worker
+    place: str  # gateway, manager, registry or worker
     name: str  # /package.Service/Method, or METHOD /path
     needs: Needs
-    method: Any = None  # for gRPC: its descriptor, if it is known
+    method: Any = None  # descriptor of a gRPC method, if known
 
     @property
     def is_for_all(self) -> bool:
@@ -73,9 +73,9 @@ class EndpointToTry:
 # --- gRPC
 
 
-def grpc_endpoints(place: str, found: Iterable[str] = ()) -> Iterator[EndpointToTry]:
-    """Return all methods that exist anywhere; servers refuse those that they do not have. `found`: by reflection."""
-    declared = declared_methods("manager" if place.startswith("manager") else "gateway")
+def list_grpc_endpoints(place: str, found: Iterable[str] = ()) -> Iterator[EndpointToTry]:
+    """Return the methods of all services; servers refuse unknown methods. `found` was listed by reflection."""
+    declared = list_declared_methods("manager" if place.startswith("manager") else "gateway")
     known = {f"/{service.full_name}/{method.name}": method for service in _services() for method in service.methods}
     for name in sorted({*known, *found}):
         service = name.split("/")[1]
@@ -86,14 +86,16 @@ def grpc_endpoints(place: str, found: Iterable[str] = ()) -> Iterator[EndpointTo
         yield EndpointToTry(place, name, needs, known.get(name))
 
 
-def declared_methods(package: str) -> Mapping[str, Needs]:
+def list_declared_methods(package: str) -> Mapping[str, Needs]:
     """Map each method to the scopes declared beside it, in the class that serves it."""
     services = {service.name: service for service in _services()}
     found: dict[str, Needs] = {}
     for answering in [*_classes(package), *_classes("features")]:
         names = [each.__name__.removesuffix("Servicer") for each in answering.__mro__]
         own = [services[name] for name in names if name in services]
-        if bool(own) != (package == "manager"):  # a manager's classes are servicers, and a gateway's are not
+        if bool(own) != (
+            package == "manager"
+        ):  # classes of managers inherit from gRPC's servicers, those of gateways do not
             continue
         for service in own or services.values():  # all method names of a gateway's class belong to one service
             for method in service.methods:
@@ -103,7 +105,7 @@ def declared_methods(package: str) -> Mapping[str, Needs]:
     return found
 
 
-async def reflected(channel: grpc.aio.Channel, headers: list[tuple[str, str]]) -> set[str]:
+async def list_reflected_methods(channel: grpc.aio.Channel, headers: list[tuple[str, str]]) -> set[str]:
     """Return the methods that a server lists by reflection."""
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     asked: Any = reflection_pb2.ServerReflectionRequest
@@ -144,15 +146,16 @@ def _classes(package: str) -> Iterator[type]:
 # --- HTTP
 
 
-def gateway_routes(document: bytes) -> list[EndpointToTry]:
-    """Return the routes of the gateway's OpenAPI document, and those of its table that the document omits."""
+def list_gateway_routes(document: bytes) -> list[EndpointToTry]:
+    """Return the gateway's routes in its OpenAPI document, and the routes that the document omits."""
     http_guard = MagicMock(origins=())
     made = build_http_app(
         MagicMock(), MagicMock(), Limits(), CollectorRegistry, http_guard, live=MagicMock(), memory=MagicMock()
     )
     app: Any = made
     found = {
-        endpoint.name: endpoint for endpoint in (*documented("gateway", document), *administration_routes("gateway"))
+        endpoint.name: endpoint
+        for endpoint in (*list_documented_routes("gateway", document), *list_administration_routes("gateway"))
     }
     for route, needs in app.routes:
         for method in (WEBSOCKET,) if isinstance(route, WebSocketRoute) else route.methods:
@@ -161,7 +164,7 @@ def gateway_routes(document: bytes) -> list[EndpointToTry]:
     return list(found.values())
 
 
-def documented(place: str, document: bytes) -> Iterator[EndpointToTry]:
+def list_documented_routes(place: str, document: bytes) -> Iterator[EndpointToTry]:
     for path, methods in json.loads(document)["paths"].items():
         for method, details in methods.items():
             if method not in HTTP_METHODS:
@@ -170,8 +173,8 @@ def documented(place: str, document: bytes) -> Iterator[EndpointToTry]:
             yield EndpointToTry(place, f"{method.upper()} {path}", frozenset(map(Scope, scopes)))
 
 
-def administration_routes(place: str) -> Iterator[EndpointToTry]:
-    """Yield the administration routes; gateways serve all but the registry's."""
+def list_administration_routes(place: str) -> Iterator[EndpointToTry]:
+    """Yield the administration routes. Gateways serve all of them except the model registry's."""
     registry = RegistryRest(MagicMock()) if place == "registry" else None
     for router in cluster_routers(MagicMock(), MagicMock(), registry):
         for route in router.routes:
@@ -180,7 +183,7 @@ def administration_routes(place: str) -> Iterator[EndpointToTry]:
                 yield EndpointToTry(place, f"{method} {found.path}", get_declared_needs(found.endpoint))
 
 
-def health_routes(place: str) -> Iterator[EndpointToTry]:
+def list_health_routes(place: str) -> Iterator[EndpointToTry]:
     for path in HEALTH_ROUTES:
         yield EndpointToTry(place, f"GET {path}", NO_SCOPES)
     yield EndpointToTry(place, "GET /metrics", METRICS_SCOPES)

@@ -1,6 +1,7 @@
-"""Measure a caller's rate over two gateways that share it in Redis.
+"""Measure a caller's rate limit, which two gateways share in Redis.
 
-Requests that were admitted are compared with the limit, also while Redis is killed and comes back.
+Admitted requests are compared with the limit, also while Redis is down.
+
 """
 
 import asyncio
@@ -45,23 +46,23 @@ class RateTally:
         else:
             self.failures[code] += 1
 
-    def error(self, until: float, burst: float) -> float:
+    def error(self, end: float, burst: float) -> float:
         """Return the difference between admitted requests and the limit, as a share of the limit."""
-        allowed = RATE * (until - self.began) + burst
+        allowed = RATE * (end - self.began) + burst
         return abs(self.admitted - allowed) / allowed
 
-    def details(self, until: float, burst: float) -> dict[str, Any]:
+    def details(self, end: float, burst: float) -> dict[str, Any]:
         return {
-            "seconds": round(until - self.began, 3),
+            "seconds": round(end - self.began, 3),
             "admitted": self.admitted,
-            "allowed": round(RATE * (until - self.began) + burst, 1),
+            "allowed": round(RATE * (end - self.began) + burst, 1),
             "refused": self.refused,
             "failures": dict(self.failures),
         }
 
 
 class Clients:
-    """Clients with one connection each that retry as soon as allowed, and count as one caller."""
+    """Clients with one connection each, which retry as soon as allowed. The server counts them as one caller."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -78,7 +79,7 @@ class Clients:
         await asyncio.gather(*self._tasks)
 
     def count(self) -> RateTally:
-        """Start counting now."""
+        """Start a new count of the clients' requests."""
         tally = RateTally(time.monotonic())
         self.tallies.append(tally)
         return tally
@@ -134,11 +135,13 @@ async def _measure(plan: ChaosPlan, server: ServerProcess, redis: Valkey, span_s
         whole.began = time.monotonic()
         await phase("shared", RATE * BURST_S)
         redis.kill()
-        await until_seen(lambda: _gateways_away(server) == GATEWAYS, "every gateway reports that Redis is unavailable")
+        await until_seen(
+            lambda: _count_gateways_without_redis(server) == GATEWAYS, "every gateway reports that Redis is unavailable"
+        )
         told += server.status()["limits"]["away"] is True
         await phase("away")
         redis.start()
-        await until_seen(lambda: _gateways_away(server) == 0, "every gateway reports that Redis is back")
+        await until_seen(lambda: _count_gateways_without_redis(server) == 0, "every gateway reports that Redis is back")
         told += server.status()["limits"]["away"] is False
         await phase("back")
         end = time.monotonic()
@@ -153,5 +156,5 @@ async def _measure(plan: ChaosPlan, server: ServerProcess, redis: Valkey, span_s
     return result
 
 
-def _gateways_away(server: ServerProcess) -> float:
+def _count_gateways_without_redis(server: ServerProcess) -> float:
     return server.metric("penstock_limits_away")

@@ -1,4 +1,4 @@
-"""Certificates of every role and the keys that sign tokens, replaced each second under load: no caller notices."""
+"""Replace every certificate, and the keys that sign tokens, each second under load: no request may fail."""
 
 import asyncio
 import time
@@ -14,8 +14,8 @@ from penstock.core.principals import Scope
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1 import access_pb2
 from tests.chaos.access.bed import ROLES, BedAuthority, GuardedBed
-from tests.chaos.access.callers import shown
-from tests.chaos.access.matrix import discover
+from tests.chaos.access.callers import make_key_headers
+from tests.chaos.access.matrix import discover_worker
 from tests.chaos.checked_load import EchoQuestion
 from tests.chaos.report import ChaosPlan, Result
 from tests.chaos.repository import ECHO, ECHO_FLOATS, add_echo
@@ -36,7 +36,7 @@ class RotationLoad:
     failures: Counter[str] = field(default_factory=Counter)
     _number: int = 0
 
-    async def go_on(self, name: str, ask: Callable[[], Awaitable[None]]) -> None:
+    async def ask_repeatedly(self, name: str, ask: Callable[[], Awaitable[None]]) -> None:
         while not self.is_over:
             try:
                 await ask()
@@ -47,18 +47,18 @@ class RotationLoad:
                 self.answered[name] += 1
             await asyncio.sleep(PAUSE_S)
 
-    async def keep(self) -> None:
+    async def ask_on_kept_connection(self) -> None:
         async with self.bed.channel(self.bed.grpc, CALLER) as channel:
-            await self.go_on("a connection that is kept", lambda: self._infer(channel))
+            await self.ask_repeatedly("a connection that is kept", lambda: self._infer(channel))
 
-    async def open(self) -> None:
+    async def ask_on_new_connections(self) -> None:
         async def ask() -> None:
             async with self.bed.channel(self.bed.grpc, CALLER) as channel:
                 await self._infer(channel)
 
-        await self.go_on("connections that are new", ask)
+        await self.ask_repeatedly("connections that are new", ask)
 
-    async def rest(self) -> None:
+    async def ask_over_rest(self) -> None:
         context: Any = self.bed.authority.context(CALLER) if self.bed.authority else None
 
         async def ask() -> None:
@@ -66,26 +66,26 @@ class RotationLoad:
                 answer = await client.post(f"/v2/models/{ECHO}/infer", json={"inputs": [NUMBERS]})
                 assert answer.status_code == 200, answer.text
 
-        await self.go_on("REST", ask)
+        await self.ask_repeatedly("REST", ask)
 
-    async def direct(self) -> None:
-        """Use a new token each second, while requests with older ones continue."""
-        way = await discover(self.bed, "", certificate=CALLER)
+    async def ask_directly(self) -> None:
+        """Call a worker directly with a new token each second, while requests with the first token continue."""
+        way = await discover_worker(self.bed, "", certificate=CALLER)
         asked_at = time.monotonic()
         async with self.bed.channel(way.address, CALLER) as channel:
 
             async def ask() -> None:
                 nonlocal way, asked_at
                 if time.monotonic() - asked_at > PERIOD_S:
-                    found = await discover(self.bed, "", certificate=CALLER, tries=1)
+                    found = await discover_worker(self.bed, "", certificate=CALLER, tries=1)
                     way, asked_at = found, time.monotonic()
-                await self._infer(channel, way.block_id, list(shown(way.token)))
+                await self._infer(channel, way.block_id, list(make_key_headers(way.token)))
 
             first = way
-            older = self.go_on(
-                "the first token", lambda: self._infer(channel, first.block_id, list(shown(first.token)))
+            older = self.ask_repeatedly(
+                "the first token", lambda: self._infer(channel, first.block_id, list(make_key_headers(first.token)))
             )
-            await asyncio.gather(self.go_on("new tokens", ask), older)
+            await asyncio.gather(self.ask_repeatedly("new tokens", ask), older)
 
     async def _infer(self, channel: grpc.aio.Channel, model: str = ECHO, headers: Any = ()) -> None:
         self._number += 1
@@ -104,8 +104,10 @@ async def run(plan: ChaosPlan) -> Result:
     authority.issue(CALLER, is_client=True)
     with GuardedBed(repository, folder, None, authority, {CALLER: [str(Scope.INFERENCE)]}) as bed:
         load = RotationLoad(bed)
-        callers = [load.keep() for _ in range(KEEPING)] + [load.open() for _ in range(OPENING)]
-        tasks = [asyncio.create_task(each) for each in (*callers, load.rest(), load.direct())]
+        callers = [load.ask_on_kept_connection() for _ in range(KEEPING)] + [
+            load.ask_on_new_connections() for _ in range(OPENING)
+        ]
+        tasks = [asyncio.create_task(each) for each in (*callers, load.ask_over_rest(), load.ask_directly())]
         rotations = await asyncio.to_thread(_rotate, bed, authority, span_s)
         load.is_over = True
         await asyncio.gather(*tasks)
@@ -118,7 +120,7 @@ async def run(plan: ChaosPlan) -> Result:
 
 
 def _rotate(bed: GuardedBed, authority: BedAuthority, span_s: float) -> int:
-    """Return the number of replacements."""
+    """Replace certificates and signing keys for `span_s`; return the number of replacements."""
     began, count = time.monotonic(), 0
     while (now := time.monotonic()) < began + span_s:
         for role in ROLES:

@@ -1,4 +1,4 @@
-"""The access scenarios, one after the other."""
+"""The scenario `access`: faults and attacks on a cluster that requires keys or certificates."""
 
 from collections.abc import Mapping
 

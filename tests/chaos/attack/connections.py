@@ -1,4 +1,4 @@
-"""HTTP connections that send endlessly, too slowly or nothing: they get an error, are closed, and affect no others."""
+"""HTTP connections that send endlessly, too slowly or nothing: the server must close them, and serve other clients."""
 
 import asyncio
 from collections import Counter
@@ -42,7 +42,7 @@ class Connection:
         return not self._writer.is_closing() and not self._reader.at_eof()
 
     async def status(self, within_s: float) -> str:
-        """Return the status of the answer, or the end of the connection."""
+        """Return the HTTP status of the answer, or a marker if the connection ended."""
         try:
             async with asyncio.timeout(within_s):
                 line = await self._reader.readline()
@@ -57,7 +57,7 @@ class Connection:
             self._writer.transport.abort()
 
 
-async def _endless(scene: Scene, begin: bytes, part: bytes = PART) -> None:
+async def _send_endlessly(scene: Scene, begin: bytes, part: bytes = PART) -> None:
     async def send() -> int:
         connection = await Connection.open(scene)
         sent = 0
@@ -73,12 +73,12 @@ async def _endless(scene: Scene, begin: bytes, part: bytes = PART) -> None:
     scene.must(taken < ENDLESS * PARTS / 32, f"{taken:.0f} MiB of {ENDLESS} endless headers were taken")
 
 
-async def _endless_headers(scene: Scene) -> None:
-    await _endless(scene, INFER + b"x: ")
-    await _endless(scene, INFER, b"a: b\r\n" * 10_000)
+async def _send_endless_headers(scene: Scene) -> None:
+    await _send_endlessly(scene, INFER + b"x: ")
+    await _send_endlessly(scene, INFER, b"a: b\r\n" * 10_000)
 
 
-async def _all_given_up(scene: Scene, connections: list[Connection], what: str) -> None:
+async def _must_close_all(scene: Scene, connections: list[Connection], what: str) -> None:
     said = Counter(await asyncio.gather(*(connection.status(SLOW_S) for connection in connections)))
     for connection in connections:
         connection.close()
@@ -86,16 +86,16 @@ async def _all_given_up(scene: Scene, connections: list[Connection], what: str) 
     scene.must(said["408"] or said["429"], f"no client gets an error: {dict(said)}")
 
 
-async def _slow_headers(scene: Scene) -> None:
+async def _send_slow_headers(scene: Scene) -> None:
     connections = [await Connection.open(scene) for _ in range(SLOW)]
     for _ in range(3):
         for connection in connections:
             await connection.send(b"GET / HTTP/1.1\r\nx: " if _ == 0 else b"a")
         await asyncio.sleep(0.5)
-    await _all_given_up(scene, connections, "half headers")
+    await _must_close_all(scene, connections, "half headers")
 
 
-async def _slow_bodies(scene: Scene) -> None:
+async def _send_slow_bodies(scene: Scene) -> None:
     small = [await Connection.open(scene) for _ in range(SLOW)]
     for connection in small:
         await connection.send(INFER + b"content-length: 100\r\n\r\n{")
@@ -111,12 +111,12 @@ async def _slow_bodies(scene: Scene) -> None:
             await asyncio.sleep(0.5)
 
     dripping = asyncio.create_task(drip())
-    await _all_given_up(scene, small, "half bodies")
-    await _all_given_up(scene, large, "bodies in drops")
+    await _must_close_all(scene, small, "half bodies")
+    await _must_close_all(scene, large, "bodies in drops")
     dripping.cancel()
 
 
-async def _many_connections(scene: Scene) -> None:
+async def _open_many_connections(scene: Scene) -> None:
     connections: list[Connection] = []
     for _ in range(IDLE // 100):
         connections += await asyncio.gather(*(Connection.open(scene) for _ in range(100)))
@@ -130,9 +130,9 @@ async def _many_connections(scene: Scene) -> None:
 
 
 ATTACKS = (
-    Attack("4 endless headers", _endless_headers),
-    Attack("4 long URL", partial(_endless, begin=b"GET /")),
-    Attack("4 many connections", _many_connections),
-    Attack("4 slow headers", _slow_headers, settings=QUICK),
-    Attack("4 slow bodies", _slow_bodies, settings=QUICK),
+    Attack("4 endless headers", _send_endless_headers),
+    Attack("4 long URL", partial(_send_endlessly, begin=b"GET /")),
+    Attack("4 many connections", _open_many_connections),
+    Attack("4 slow headers", _send_slow_headers, settings=QUICK),
+    Attack("4 slow bodies", _send_slow_bodies, settings=QUICK),
 )

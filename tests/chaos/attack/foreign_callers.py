@@ -1,4 +1,4 @@
-"""Foreign callers: web pages of other sites, rebound DNS names, unopened shared memory, an open address."""
+"""Callers that must be refused: web pages of other sites, rebound DNS names, and users of shared memory."""
 
 import asyncio
 import subprocess
@@ -24,11 +24,11 @@ FOREIGN: tuple[Mapping[str, str], ...] = (
 READ = ("/metrics", "/docs", "/", "/openapi.json", "/v1/status", "/v2/health/ready", "/v2/models/echo", "/nowhere")
 
 
-def _tensor() -> dict[str, object]:
+def _make_tensor() -> dict[str, object]:
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, ECHO_FLOATS], "data": [0.0] * ECHO_FLOATS}]}
 
 
-async def _pages_act(scene: Scene) -> None:
+async def _act_as_foreign_page(scene: Scene) -> None:
     async with httpx.AsyncClient(base_url=scene.server.http_url, timeout=20) as client:
         for headers in FOREIGN:
             for method, path in (
@@ -41,15 +41,15 @@ async def _pages_act(scene: Scene) -> None:
                 scene.must(answer.status_code == 403, f"{method} {path} with {headers}: {answer.status_code}")
             answer = await client.options(INFER, headers={"access-control-request-method": "POST", **headers})
             scene.must("access-control-allow-origin" not in answer.headers, f"a preflight with {headers} is allowed")
-            small = await client.post(INFER, json=_tensor(), headers=headers)
+            small = await client.post(INFER, json=_make_tensor(), headers=headers)
             scene.must(small.status_code == 403, f"a small plain request with {headers}: {small.status_code}")
             answer = await client.post(UNLOAD, content="{}", headers={"content-type": "text/plain", **headers})
             scene.must(answer.status_code == 403, f"unload with {headers}: {answer.status_code}")
-        own = await client.post(INFER, json=_tensor(), headers={"origin": scene.server.http_url})
+        own = await client.post(INFER, json=_make_tensor(), headers={"origin": scene.server.http_url})
         scene.must(own.status_code == 200, f"a page of this server: {own.status_code}")
 
 
-async def _foreign_hosts(scene: Scene) -> None:
+async def _use_foreign_hosts(scene: Scene) -> None:
     port = scene.server.http_port
     async with httpx.AsyncClient(base_url=scene.server.http_url, timeout=20) as client:
         for host in (
@@ -61,26 +61,26 @@ async def _foreign_hosts(scene: Scene) -> None:
             for path in READ:
                 answer = await client.get(path, headers={"host": host})
                 scene.must(answer.status_code == 421, f"GET {path} of {host}: {answer.status_code}")
-            answer = await client.post(INFER, json=_tensor(), headers={"host": host, "origin": f"http://{host}"})
+            answer = await client.post(INFER, json=_make_tensor(), headers={"host": host, "origin": f"http://{host}"})
             scene.must(answer.status_code in (403, 421), f"a rebound page infers: {answer.status_code}")
-            answer = await client.post(INFER, json=_tensor(), headers={"host": host})
+            answer = await client.post(INFER, json=_make_tensor(), headers={"host": host})
             scene.must(answer.status_code == 421, f"a small plain request to {host}: {answer.status_code}")
         for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost", "LOCALHOST.", f"[::1]:{port}"):
-            answer = await client.post(INFER, json=_tensor(), headers={"host": host})
+            answer = await client.post(INFER, json=_make_tensor(), headers={"host": host})
             scene.must(answer.status_code == 200, f"an honest request to {host}: {answer.status_code}")
 
 
-async def _foreign_sockets(scene: Scene) -> None:
+async def _open_foreign_sockets(scene: Scene) -> None:
     address, port = f"ws://{scene.server.http}/v2/models/{ECHO}/stream", scene.server.http_port
     rebound = {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}
     for headers in ({"Origin": ELSEWHERE}, {"Origin": "null"}, rebound):
-        status = await _handshake(address, headers)
+        status = await _try_handshake(address, headers)
         scene.must(status in (403, 421), f"a WebSocket with {headers}: {status}")
-    status = await _handshake(address, {})
+    status = await _try_handshake(address, {})
     scene.must(status == 101, f"a WebSocket of a program: {status}")
 
 
-async def _handshake(address: str, headers: Mapping[str, str]) -> int:
+async def _try_handshake(address: str, headers: Mapping[str, str]) -> int:
     """Do a WebSocket handshake by hand, because libraries do not let the caller set `Host`."""
     url = httpx.URL(address)
     reader, writer = await asyncio.open_connection(url.host, url.port)
@@ -93,19 +93,19 @@ async def _handshake(address: str, headers: Mapping[str, str]) -> int:
     return status
 
 
-async def _shared_memory_not_allowed(scene: Scene) -> None:
+async def _register_forbidden_memory(scene: Scene) -> None:
     async with httpx.AsyncClient(base_url=scene.server.http_url, timeout=20) as client:
         answer = await client.post(REGISTER, json={"key": "/penstock-attack", "byte_size": 4})
         said = f"{answer.status_code}: {answer.text[:200]}"
         scene.must(answer.status_code == 403 and "--allow-shared-memory" in answer.text, f"register: {said}")
-        asked = _tensor()
+        asked = _make_tensor()
         asked["outputs"] = [{"name": "y", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 1}}]
         answer = await client.post(INFER, json=asked)
         said = f"{answer.status_code}: {answer.text[:200]}"
         scene.must(answer.status_code == 403 and "--allow-shared-memory" in answer.text, f"infer: {said}")
 
 
-async def _beyond_loopback(scene: Scene) -> None:
+async def _listen_beyond_loopback(scene: Scene) -> None:
     command = [sys.executable, "-m", "penstock", "serve", "--models", str(scene.folder), "--host", "0.0.0.0"]
     command += ["--data-dir", str(scene.folder / "data"), "--http-port", "0", "--grpc-port", "0"]
     done = await asyncio.to_thread(_run, command)
@@ -120,9 +120,9 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
 
 
 ATTACKS = (
-    Attack("11 a foreign host", _foreign_hosts),
-    Attack("11 a foreign WebSocket", _foreign_sockets),
-    Attack("11 a web page unloads a model", _pages_act),
-    Attack("12 shared memory that is not allowed", _shared_memory_not_allowed),
-    Attack("15 beyond loopback", _beyond_loopback),
+    Attack("11 a foreign host", _use_foreign_hosts),
+    Attack("11 a foreign WebSocket", _open_foreign_sockets),
+    Attack("11 a web page unloads a model", _act_as_foreign_page),
+    Attack("12 shared memory that is not allowed", _register_forbidden_memory),
+    Attack("15 beyond loopback", _listen_beyond_loopback),
 )

@@ -1,4 +1,4 @@
-"""Processes that hang: they are detected and replaced, and others wait no longer than the detection takes."""
+"""Processes that hang: the server must detect and replace them, and other callers wait no longer than that."""
 
 import asyncio
 import ctypes
@@ -17,12 +17,14 @@ from tests.chaos.attack.strike import Attack, Scene
 HANG_S = 5.0  # as the server's default
 LOOP_HANG_S = 30.0  # as the server has it
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
-EVERY_CALLER = 4  # each may lose the requests of the process
+EVERY_CALLER = 4  # each caller may lose a request that the killed process had
 
 
-async def _hung_loop(scene: Scene) -> None:
+async def _hang_event_loop(scene: Scene) -> None:
     tracing: list[asyncio.Task[None]] = []
-    await _exchange(scene, "gateway", lambda pid: tracing.append(asyncio.create_task(asyncio.to_thread(_hold, pid))))
+    await _hang_until_replaced(
+        scene, "gateway", lambda pid: tracing.append(asyncio.create_task(asyncio.to_thread(_hold, pid)))
+    )
     await asyncio.gather(*tracing)
 
 
@@ -36,11 +38,11 @@ def _hold(pid: int) -> None:
     for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
         if libc.ptrace(request, pid, None, None):
             raise OSError(ctypes.get_errno(), f"ptrace of {pid} is not allowed")
-    while not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):  # its end is reported first to its tracer
+    while not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):  # the kernel reports the process's end to its tracer first
         pass
 
 
-async def _exchange(scene: Scene, role: str, hang: Callable[[int], object]) -> None:
+async def _hang_until_replaced(scene: Scene, role: str, hang: Callable[[int], object]) -> None:
     before = scene.server.children(role)
     connections = Counter(each.pid for each in psutil.net_connections("inet") if each.status == "ESTABLISHED")
     name = max(before, key=lambda name: connections[before[name]])  # of gateways, the one with the neighbours
@@ -51,26 +53,28 @@ async def _exchange(scene: Scene, role: str, hang: Callable[[int], object]) -> N
         return now.keys() == before.keys() and now[name] != before[name]
 
     await until_seen(is_exchanged, f"{name} is a new process", HANG_S + LOOP_HANG_S + 15)
-    await until_seen(lambda: _metric(scene, name) >= 1, "the exchange is counted")
+    await until_seen(lambda: _read_metric(scene, name) >= 1, "the exchange is counted")
     await scene.server.wait_all_workers()
 
 
-def _metric(scene: Scene, name: str) -> float:
+def _read_metric(scene: Scene, name: str) -> float:
     return scene.server.metric("penstock_restarts", process=name, reason="hung")
 
 
 TWO_GATEWAYS: dict[str, Any] = {"flags": ("--gateways", "2"), "failures": EVERY_CALLER, "ends_processes": True}
 ATTACKS = (
-    Attack("7 stopped gateway", partial(_exchange, role="gateway", hang=_stop), hang_s=HANG_S, **TWO_GATEWAYS),
+    Attack(
+        "7 stopped gateway", partial(_hang_until_replaced, role="gateway", hang=_stop), hang_s=HANG_S, **TWO_GATEWAYS
+    ),
     Attack(
         "7 hung loop of a gateway",
-        _hung_loop,
+        _hang_event_loop,
         hang_s=LOOP_HANG_S,
         **TWO_GATEWAYS,
     ),
     Attack(
         "7 stopped worker",
-        partial(_exchange, role="worker", hang=_stop),
+        partial(_hang_until_replaced, role="worker", hang=_stop),
         ("--workers", "2"),
         hang_s=HANG_S,
         ends_processes=True,

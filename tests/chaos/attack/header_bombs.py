@@ -1,4 +1,4 @@
-"""HTTP/2 headers that decode to many times their size, sent to the grpcio listeners by callers without a key."""
+"""HTTP/2 headers that decode to many times their size, sent to gRPC listeners by callers without an API key."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,9 +17,9 @@ MANAGER = {"cluster": {"bind": f"127.0.0.1:{MANAGER_PORT}"}}
 GROWTH_MIB = 300  # of one process
 
 
-async def _bomb(scene: Scene, port_of: Callable[[Scene], int], size_bytes: int, padding: int = 0) -> None:
+async def _send_header_bombs(scene: Scene, get_port: Callable[[Scene], int], size_bytes: int, padding: int = 0) -> None:
     connections = 8 if size_bytes == SMALL_BYTES else 64
-    port, budget = port_of(scene), size_bytes // connections
+    port, budget = get_port(scene), size_bytes // connections
     cut = await asyncio.gather(*(send_bomb(port, budget, padding=padding) for _ in range(connections)))
     scene.say(f"{sum(cut)} of {connections} connections were cut")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -27,27 +27,27 @@ async def _bomb(scene: Scene, port_of: Callable[[Scene], int], size_bytes: int, 
     scene.must(answer.status == health_pb2.HealthCheckResponse.SERVING, f"health is {answer.status}")
 
 
-def _gateway_port(scene: Scene) -> int:
+def _get_gateway_port(scene: Scene) -> int:
     return scene.server.grpc_port
 
 
-def _manager_port(_: Scene) -> int:
+def _get_manager_port(_: Scene) -> int:
     return MANAGER_PORT
 
 
 BOMBS: Mapping[str, Callable[..., Awaitable[None]]] = {
-    "67 MB": partial(_bomb, size_bytes=SMALL_BYTES),
-    "250 MB": partial(_bomb, size_bytes=LARGE_BYTES),
-    # So much that costs nothing goes with the headers that the memory grows by less than three times what is sent.
-    "250 MB with padding": partial(_bomb, size_bytes=LARGE_BYTES, padding=5),
+    "67 MB": partial(_send_header_bombs, size_bytes=SMALL_BYTES),
+    "250 MB": partial(_send_header_bombs, size_bytes=LARGE_BYTES),
+    # With the padding, memory grows by less than three times the sent bytes, which hides the attack.
+    "250 MB with padding": partial(_send_header_bombs, size_bytes=LARGE_BYTES, padding=5),
 }
 ATTACKS = tuple(
     Attack(
         f"6 header bomb of {size}{place}",
-        partial(bomb, port_of=port_of),
+        partial(bomb, get_port=get_port),
         settings=settings,
         growth_mib=GROWTH_MIB,
     )
-    for place, port_of, settings in (("", _gateway_port, GRPCIO), (" at the manager", _manager_port, MANAGER))
+    for place, get_port, settings in (("", _get_gateway_port, GRPCIO), (" at the manager", _get_manager_port, MANAGER))
     for size, bomb in BOMBS.items()
 )

@@ -18,7 +18,7 @@ import uvloop
 from benchmarks.waiting import until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.chaos.calls import text_request
+from tests.chaos.calls import make_text_request
 from tests.chaos.checked_load import EchoQuestion
 from tests.chaos.repository import ECHO
 
@@ -29,15 +29,15 @@ Ask = Callable[[int], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HonestRequest:
     caller: str
-    sent: float  # on the clock that all processes of a machine share
+    sent: float  # monotonic time, which all processes share
     took_s: float
     problem: str
 
 
 class Neighbours:
-    """Runs while its context is open."""
+    """A context manager that runs honest callers in another process, beside an attack."""
 
     def __init__(self, grpc_target: str, http_target: str, file: Path) -> None:
         self._file = file
@@ -52,17 +52,17 @@ class Neighbours:
         self._process.terminate()
         self._process.wait(10)
 
-    async def all_asked_since(self, moment: float) -> list[Asked]:
-        """Return every request since that moment, once each caller has had an answer to a later one."""
-        await until_seen(lambda: len(self._callers_since(moment)) == len(CALLERS), "all neighbours ask on", 90)
+    async def wait_requests_since(self, moment: float) -> list[HonestRequest]:
+        """Wait until each caller got an answer to a later request; return the requests since `moment`."""
+        await until_seen(lambda: len(self._list_callers_since(moment)) == len(CALLERS), "all neighbours ask on", 90)
         return [asked for asked in self._read() if asked.sent + asked.took_s >= moment]
 
-    def _callers_since(self, moment: float) -> set[str]:
+    def _list_callers_since(self, moment: float) -> set[str]:
         return {asked.caller for asked in self._read() if asked.sent >= moment}
 
-    def _read(self) -> list[Asked]:
+    def _read(self) -> list[HonestRequest]:
         lines = self._file.read_text().splitlines(keepends=True)
-        return [Asked(**json.loads(line)) for line in lines if line.endswith("\n")]
+        return [HonestRequest(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
 async def _ask_grpc(question: Callable[[int], pb.ModelInferRequest], call: Any, number: int) -> str:
@@ -73,16 +73,16 @@ async def _ask_grpc(question: Callable[[int], pb.ModelInferRequest], call: Any, 
     return "" if answer.raw_output_contents else "an answer without an output"
 
 
-def _text(number: int) -> pb.ModelInferRequest:
-    return text_request("minilm", f"{number} {TEXT}")
+def _make_text(number: int) -> pb.ModelInferRequest:
+    return make_text_request("minilm", f"{number} {TEXT}")
 
 
 async def _ask_rest(client: httpx.AsyncClient, number: int) -> str:
     body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [f"{number} {TEXT}"]}]}
-    return await _problem(client.post("/v2/models/minilm/infer", json=body))
+    return await _find_problem(client.post("/v2/models/minilm/infer", json=body))
 
 
-async def _problem(asking: Awaitable[httpx.Response]) -> str:
+async def _find_problem(asking: Awaitable[httpx.Response]) -> str:
     """Return the problem of an answer; empty if there is none."""
     try:
         answer = await asking
@@ -103,9 +103,9 @@ async def _run(grpc_target: str, http_target: str, file: Path) -> None:
             call = GRPCInferenceServiceStub(channel).ModelInfer
             asks: list[Ask] = [
                 lambda number: _ask_grpc(EchoQuestion().ask, call, number),
-                lambda number: _ask_grpc(_text, call, number),
+                lambda number: _ask_grpc(_make_text, call, number),
                 lambda number: _ask_rest(client, number),
-                lambda number: _problem(client.get("/v2/health/ready")),
+                lambda number: _find_problem(client.get("/v2/health/ready")),
             ]
             async with asyncio.TaskGroup() as group:
                 for name, ask in zip(CALLERS, asks, strict=True):

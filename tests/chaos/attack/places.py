@@ -1,4 +1,4 @@
-"""A server's surroundings: full disks, a data directory in use, process 1, a killed server's folder."""
+"""Difficult environments of a server: full disks, a data directory in use, process id 1, a killed server's folder."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=SIGK
 
 
 @asynccontextmanager
-async def _server(scene: Scene, temporary: Path, **options: Any) -> AsyncIterator[ServerProcess]:
+async def _make_server(scene: Scene, temporary: Path, **options: Any) -> AsyncIterator[ServerProcess]:
     models = scene.folder / "models"
     if not (models / ECHO).exists():
         add_echo(models, layers=1, cache={"enabled": True})
@@ -48,13 +48,13 @@ async def _server(scene: Scene, temporary: Path, **options: Any) -> AsyncIterato
 
 
 def _on_a_small_disk(folder: Path) -> tuple[str, ...]:
-    """Start it in a separate mount namespace; without the permission for it the attack fails."""
+    """Mount a small disk at `folder` in a separate mount namespace, which requires root."""
     mount = f'mkdir -p "$0" && mount -t tmpfs -o size={DISK} tmpfs "$0" && exec "$@"'
     return ("unshare", "--mount", "sh", "-c", mount, str(folder))
 
 
 def _fill(server: ServerProcess, folder: Path) -> Path:
-    """Fill the server's folder, seen through the server's own mount namespace, and return the filler."""
+    """Fill the disk with a file, through the server's mount namespace; return the file."""
     file = Path(f"/proc/{server.pid}/root{folder}") / "filler"
     with file.open("wb", buffering=0) as filler:
         try:
@@ -78,13 +78,13 @@ def _ask_all(scene: Scene, server: ServerProcess) -> None:
     scene.must(_call(server, "GET", "/metrics")[0] == 200, "no metrics on a full disk")
 
 
-async def _full_temporary_disk(scene: Scene) -> None:
+async def _attack_temporary_disk(scene: Scene) -> None:
     with TemporaryDirectory() as temporary:
         await _fill_temporary_disk(scene, Path(temporary))
 
 
 async def _fill_temporary_disk(scene: Scene, temporary: Path) -> None:
-    async with _server(scene, temporary, before=_on_a_small_disk(temporary)) as server:
+    async with _make_server(scene, temporary, before=_on_a_small_disk(temporary)) as server:
         processes = server.process_ids()
         await asyncio.to_thread(_fill, server, temporary)
         await asyncio.to_thread(_ask_all, scene, server)
@@ -97,9 +97,9 @@ async def _fill_temporary_disk(scene: Scene, temporary: Path) -> None:
         scene.must(not server.tracebacks(), f"{server.tracebacks()}")
 
 
-async def _full_data_directory(scene: Scene) -> None:
+async def _attack_data_directory(scene: Scene) -> None:
     data = scene.folder / "own" / "data"
-    async with _server(scene, Path(gettempdir()), before=_on_a_small_disk(data)) as server:
+    async with _make_server(scene, Path(gettempdir()), before=_on_a_small_disk(data)) as server:
         filler = await asyncio.to_thread(_fill, server, data)
         await asyncio.to_thread(_ask_all, scene, server)
         path, policy = f"/v1/models/{ECHO}/routing", {"policy": "random"}
@@ -118,7 +118,7 @@ def _is_ready(server: ServerProcess) -> bool:
         return False
 
 
-async def _second_server(scene: Scene) -> None:
+async def _start_second_server(scene: Scene) -> None:
     data = scene.server.log.parent / "data"
     command = [sys.executable, "-m", "penstock", "serve", "--models", str(scene.folder), "--data-dir", str(data)]
     ended = await asyncio.to_thread(
@@ -135,48 +135,48 @@ async def _second_server(scene: Scene) -> None:
         scene.must(said in ended.stderr, f"the refusal does not say {said}: {ended.stderr[-500:]}")
 
 
-async def _process_one(scene: Scene) -> None:
+async def _run_as_process_one(scene: Scene) -> None:
     # The model's process is orphaned when its worker is killed.
     settings = python_settings("x", "y", "FP32", [-1])
     write_model(scene.folder / "models" / "own_code", "model.py", OWN_CODE, **settings)
-    async with _server(scene, Path(gettempdir()), before=IN_NAMESPACE) as server:
+    async with _make_server(scene, Path(gettempdir()), before=IN_NAMESPACE) as server:
         await server.wait_all_workers()
         (first,) = psutil.Process(server.pid).children()
         workers = server.children("worker")
         for pid in workers.values():
             os.kill(pid, signal.SIGKILL)
         await server.wait_workers(lambda ready: bool(ready) and not set(ready.values()) & set(workers.values()))
-        await until_seen(lambda: not _zombies(first), "orphans are reaped")
+        await until_seen(lambda: not _list_zombies(first), "orphans are reaped")
         first.terminate()
         code = await asyncio.to_thread(server.process.wait, 60)
         scene.must(code == 0, f"as process 1 it ended with {code}")
 
 
-def _zombies(parent: psutil.Process) -> list[psutil.Process]:
+def _list_zombies(parent: psutil.Process) -> list[psutil.Process]:
     return [each for each in parent.children(recursive=True) if each.status() == psutil.STATUS_ZOMBIE]
 
 
-async def _killed_server(scene: Scene) -> None:
+async def _restart_killed_server(scene: Scene) -> None:
     with TemporaryDirectory() as temporary:
         await _start_after_a_kill(scene, Path(temporary))
 
 
 async def _start_after_a_kill(scene: Scene, temporary: Path) -> None:
-    async with _server(scene, temporary) as server:
+    async with _make_server(scene, temporary) as server:
         left, family = server.run_folder(), server.family()
         os.kill(server.pid, signal.SIGKILL)
         server.process.wait()
         await until_seen(lambda: not any(each.is_running() for each in family), "no process outlives its server")
         scene.must(left.exists(), "a killed server removed its folder")
-    async with _server(scene, temporary) as server:
+    async with _make_server(scene, temporary) as server:
         scene.must(not left.exists(), "the folder of a killed server is still there")
         scene.must(server.run_folder().exists(), "the folder of a running server is gone")
 
 
 ATTACKS = (
-    Attack("6 full temporary disk", _full_temporary_disk),
-    Attack("6 full data directory", _full_data_directory),
-    Attack("6 second server", _second_server),
-    Attack("8 pid 1", _process_one),
-    Attack("8 run folder of a killed server", _killed_server),
+    Attack("6 full temporary disk", _attack_temporary_disk),
+    Attack("6 full data directory", _attack_data_directory),
+    Attack("6 second server", _start_second_server),
+    Attack("8 pid 1", _run_as_process_one),
+    Attack("8 run folder of a killed server", _restart_killed_server),
 )

@@ -1,4 +1,4 @@
-"""The scenario `attack`: every attack in turn, and its effect on honest callers."""
+"""The scenario `attack`: run every attack in turn, and measure its effect on honest callers."""
 
 import asyncio
 import re
@@ -31,7 +31,7 @@ from tests.chaos.attack import (
     versions,
     waiting,
 )
-from tests.chaos.attack.neighbours import Asked, Neighbours
+from tests.chaos.attack.neighbours import HonestRequest, Neighbours
 from tests.chaos.attack.strike import GROWTH_MIB, Attack, Broken, Scene
 from tests.chaos.malformed import add_models
 from tests.chaos.report import ChaosPlan, Result
@@ -75,12 +75,12 @@ class Finding:
 
     @property
     def growth_mib(self) -> float:
-        """Return by how much the process grew that grew most."""
+        """The largest memory growth of a single process."""
         return max((most - before for before, most in self.processes_mib.values()), default=0.0)
 
     @property
-    def most_mib(self) -> float:
-        """Return the memory of the largest process."""
+    def max_mib(self) -> float:
+        """The memory of the largest process."""
         return max((most for _, most in self.processes_mib.values()), default=0.0)
 
     def details(self) -> dict[str, Any]:
@@ -115,13 +115,13 @@ async def attack_all(plan: ChaosPlan, attacks: Sequence[Attack]) -> Result:
     result.must("attack_rss_mib", server_mib, high=SERVER_GROWTH_MIB)
     growth_mib = max((finding.growth_mib for finding in found.values()), default=0.0)
     result.must("attack_process_growth_mib", growth_mib, high=GROWTH_MIB)
-    result.figures["attack_process_mib"] = max((finding.most_mib for finding in found.values()), default=0.0)
+    result.figures["attack_process_mib"] = max((finding.max_mib for finding in found.values()), default=0.0)
     result.meanings |= MEANINGS
     return result
 
 
 async def _attack_group(plan: ChaosPlan, folder: Path, attacks: list[Attack], found: dict[str, Finding]) -> None:
-    """Run the attacks on one server after another: the next attack gets a new server if the last one broke it."""
+    """Run the attacks on a shared server; start a new server whenever an attack broke it."""
     waiting = iter(attacks)
     for number in range(len(attacks)):
         with ExitStack() as stack:
@@ -132,14 +132,14 @@ async def _attack_group(plan: ChaosPlan, folder: Path, attacks: list[Attack], fo
 async def _attack_until_broken(
     plan: ChaosPlan, folder: Path, attacks: Iterator[Attack], found: dict[str, Finding], stack: ExitStack
 ) -> bool:
-    """Run attacks until one breaks the server; return whether more may follow."""
+    """Run attacks until one breaks the server; return whether attacks are left."""
     attack = next(attacks, None)
     if attack is None:
         return False
     server = stack.enter_context(ServerProcess(plan.folder / "models", folder, *attack.flags, settings=attack.settings))
     await server.wait_all_workers()
     neighbours = stack.enter_context(Neighbours(server.grpc, server.http, folder / "neighbours.jsonl"))
-    await neighbours.all_asked_since(time.monotonic())
+    await neighbours.wait_requests_since(time.monotonic())
     while attack is not None:
         place = folder / re.sub(r"\W+", "_", attack.name)
         place.mkdir()
@@ -153,7 +153,7 @@ async def _attack_until_broken(
 
 
 async def _attack(server: ServerProcess, neighbours: Neighbours, attack: Attack, scene: Scene) -> Finding:
-    processes, peak = server.process_ids(), _Peak(server)
+    processes, peak = server.process_ids(), _PeakMemory(server)
     problems: list[str] = []
     started = time.monotonic()
     async with peak:
@@ -166,11 +166,11 @@ async def _attack(server: ServerProcess, neighbours: Neighbours, attack: Attack,
             problems.append(f"{type(error).__name__}: {error}")
         await asyncio.sleep(SETTLE_S)
         try:
-            asked = await neighbours.all_asked_since(time.monotonic())
+            asked = await neighbours.wait_requests_since(time.monotonic())
         except TimeoutError:
             problems.append("the neighbours are not answered any more")
             return Finding(problems, float("inf"), peak.processes_mib(), peak.server_growth_mib)
-        asked = await neighbours.all_asked_since(started)
+        asked = await neighbours.wait_requests_since(started)
     problems += _judge(attack, asked)
     if not attack.ends_processes and processes - server.process_ids():
         problems.append("a process of the server ended")
@@ -182,7 +182,7 @@ async def _attack(server: ServerProcess, neighbours: Neighbours, attack: Attack,
     return finding
 
 
-def _judge(attack: Attack, asked: list[Asked]) -> list[str]:
+def _judge(attack: Attack, asked: list[HonestRequest]) -> list[str]:
     problems = []
     failed = [each for each in asked if each.problem]
     if len(failed) > attack.failures:
@@ -193,8 +193,8 @@ def _judge(attack: Attack, asked: list[Asked]) -> list[str]:
     return problems
 
 
-class _Peak:
-    """The peak memory of each of the server's processes while the context is open."""
+class _PeakMemory:
+    """A context manager that measures the peak memory of the server's processes."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""Texts in messages and logs: megabytes of a name, control characters, secrets of a model, nested YAML aliases."""
+"""Attacks with texts: names of megabytes, control characters, secrets in a model's settings, nested YAML aliases."""
 
 import asyncio
 import os
@@ -29,8 +29,8 @@ ODD = '\x1b[31m\x1b]0;owned\x07 \r\n{"level": "error"} \u2028 \u202e \x00 \x9b e
 SECRET = "sk-very-secret-4711"
 
 
-def _messages(text: str) -> list[tuple[str, Any]]:
-    """Return a call for each place that contains a caller's text."""
+def _list_calls(text: str) -> list[tuple[str, Any]]:
+    """Return one call per place in a message that can contain a caller's text."""
     named, asking, with_parameter, of_session = (EchoQuestion().ask(1) for _ in range(4))
     named.inputs[0].name = text
     asking.outputs.add(name=text)
@@ -59,10 +59,12 @@ async def _call_all(target: str, text: str) -> list[str]:
     options = [("grpc.max_metadata_size", 1 << 20)]
     async with grpc.aio.insecure_channel(target, options=options) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
-        return [await _told(getattr(stub, method)(message, timeout=20)) for method, message in _messages(text)]
+        return [
+            await _read_answer_text(getattr(stub, method)(message, timeout=20)) for method, message in _list_calls(text)
+        ]
 
 
-async def _told(call: Any) -> str:
+async def _read_answer_text(call: Any) -> str:
     try:
         await call
     except grpc.aio.AioRpcError as error:
@@ -70,8 +72,8 @@ async def _told(call: Any) -> str:
     return "OK"
 
 
-async def _post_all(url: str, text: str, may_close: bool = False) -> list[str]:
-    """Return the texts of all answers. `may_close`: the connection may be closed before the body was sent."""
+async def _post_everywhere(url: str, text: str, may_close: bool = False) -> list[str]:
+    """Post the text to all routes; return the answers. `may_close`: the server may close before reading the body."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.0]}
     async with httpx.AsyncClient(base_url=url, timeout=20) as client:
         bodies = [
@@ -87,10 +89,10 @@ async def _post_all(url: str, text: str, may_close: bool = False) -> list[str]:
             (f"/v2/repository/models/{ECHO}/load", {"parameters": {"config": text, f"file:{text}": text}}),
             ("/v2/systemsharedmemory/region/r/register", {"key": text, "byte_size": 1}),
         ]
-        return [await _posted(client, path, body, may_close) for path, body in bodies]
+        return [await _post_text(client, path, body, may_close) for path, body in bodies]
 
 
-async def _posted(client: httpx.AsyncClient, path: str, body: Any, may_close: bool) -> str:
+async def _post_text(client: httpx.AsyncClient, path: str, body: Any, may_close: bool) -> str:
     try:
         return (await client.post(path, json=body)).text
     except httpx.TransportError as error:
@@ -99,11 +101,11 @@ async def _posted(client: httpx.AsyncClient, path: str, body: Any, may_close: bo
         return "closed"
 
 
-async def _long_names(scene: Scene) -> None:
+async def _send_long_names(scene: Scene) -> None:
     before = scene.server.log.stat().st_size
     text = "n" * LONG
     told = await _call_all(scene.server.grpc, text)
-    told += await _post_all(scene.server.http_url, text, may_close=scene.is_behind_edge)
+    told += await _post_everywhere(scene.server.http_url, text, may_close=scene.is_behind_edge)
     longest = max(told, key=len)
     scene.must(len(longest) < ANSWER, f"an answer of {len(longest)} characters: {longest[:120]}")
     strange = [each for each in told if each.startswith(("UNKNOWN", "INTERNAL"))]
@@ -114,8 +116,8 @@ async def _long_names(scene: Scene) -> None:
     scene.must(len(str(metrics)) < 4_000_000, f"metrics of {len(str(metrics))} characters")
 
 
-async def _odd_characters(scene: Scene) -> None:
-    """Use a server whose log is for people: JSON escapes by itself."""
+async def _send_control_characters(scene: Scene) -> None:
+    """Send control characters to a server with readable logs, because JSON logs always escape them."""
     repository = scene.folder / "models"
     add_echo(repository)
     command = [sys.executable, "-m", "penstock", "serve", "--models", str(repository), "--http-port", "0"]
@@ -125,7 +127,7 @@ async def _odd_characters(scene: Scene) -> None:
     with ChildProcess(command, log, env=environment):
         await until_seen(lambda: "server ready" in log.read_text(), "the server of people is ready", 60)
         said = log.read_text()
-        for call, pattern in ((_call_all, r"grpc ([^\s,]+)"), (_post_all, r"\(http ([^\s,]+)")):
+        for call, pattern in ((_call_all, r"grpc ([^\s,]+)"), (_post_everywhere, r"\(http ([^\s,]+)")):
             place = re.search(pattern, said)
             scene.must(place, "it does not say where it listens")
             await call(place[1] if place else "", ODD)
@@ -136,7 +138,7 @@ async def _odd_characters(scene: Scene) -> None:
     scene.must(not forged, "a caller wrote a line of the log")
 
 
-async def _secrets(scene: Scene) -> None:
+async def _look_for_secrets(scene: Scene) -> None:
     repository = scene.folder / "models"
     for name, source in FAILING.items():
         folder = repository / name / "1"
@@ -147,7 +149,7 @@ async def _secrets(scene: Scene) -> None:
     (repository / "broken" / "model.yaml").write_text("task: tensor\n")
     (repository / "broken" / "1" / "model.onnx").write_bytes(b"no network")
     with ServerProcess(repository, scene.folder / "own") as server:
-        told = [line async for line in _all_told(server, scene.folder / "models")]
+        told = [line async for line in _collect_texts(server, scene.folder / "models")]
     for line in told:
         for found in (
             SECRET,
@@ -183,7 +185,7 @@ FAILING = {
 }
 
 
-async def _all_told(server: ServerProcess, repository: Path) -> AsyncIterator[str]:
+async def _collect_texts(server: ServerProcess, repository: Path) -> AsyncIterator[str]:
     async with httpx.AsyncClient(base_url=server.http_url, timeout=30) as client:
         for name in (*FAILING, "broken"):
             yield (await client.post(f"/v2/repository/models/{name}/load")).text
@@ -198,7 +200,7 @@ async def _all_told(server: ServerProcess, repository: Path) -> AsyncIterator[st
         yield (await client.post("/v2/repository/index")).text
 
 
-async def _aliases(scene: Scene) -> None:
+async def _load_nested_aliases(scene: Scene) -> None:
     folder = scene.folder / "models" / "bomb"
     (folder / "1").mkdir(parents=True)
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
@@ -215,8 +217,8 @@ async def _aliases(scene: Scene) -> None:
 
 
 ATTACKS = (
-    Attack("12 secrets in errors", _secrets),
-    Attack("13 YAML aliases", _aliases),
-    Attack("13 a name of twenty megabytes", _long_names),
-    Attack("13 control characters in the log", _odd_characters),
+    Attack("12 secrets in errors", _look_for_secrets),
+    Attack("13 YAML aliases", _load_nested_aliases),
+    Attack("13 a name of twenty megabytes", _send_long_names),
+    Attack("13 control characters in the log", _send_control_characters),
 )

@@ -1,4 +1,4 @@
-"""Answers that clients do not read, and gRPC messages that never end: the memory for such clients is limited."""
+"""Clients that do not read answers, or never finish gRPC messages: the server must limit the memory for them."""
 
 import asyncio
 import socket
@@ -12,8 +12,8 @@ from penstock.core.tensors import pack_bytes
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.chaos.attack.strike import Attack, Scene
-from tests.chaos.calls import infer_request
-from tests.chaos.repository import LOOSE
+from tests.chaos.calls import make_infer_request
+from tests.chaos.repository import ANY_SIZE_MODEL
 
 CLIENTS = 48
 ANSWER_BYTES = 16 * 1024 * 1024
@@ -28,12 +28,12 @@ UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 STILL = [*UNLIMITED, ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 
-def _large(size_bytes: int = ANSWER_BYTES) -> pb.ModelInferRequest:
+def _make_large_request(size_bytes: int = ANSWER_BYTES) -> pb.ModelInferRequest:
     numbers = ("n", "INT64", (1, size_bytes // 8), bytes(size_bytes))
-    return infer_request(LOOSE, numbers, ("s", "BYTES", (1, 1), pack_bytes(["a"])))
+    return make_infer_request(ANY_SIZE_MODEL, numbers, ("s", "BYTES", (1, 1), pack_bytes(["a"])))
 
 
-async def _unread_http(scene: Scene) -> None:
+async def _leave_http_unread(scene: Scene) -> None:
     """Request large answers on connections with small windows, and read none."""
     numbers = bytes(ANSWER_BYTES)
     header = (
@@ -43,7 +43,7 @@ async def _unread_http(scene: Scene) -> None:
     )
     request = (
         b"POST /v2/models/%s/infer HTTP/1.1\r\nhost: 127.0.0.1\r\ninference-header-content-length: %d\r\n"
-        b"content-length: %d\r\n\r\n" % (LOOSE.encode(), len(header), len(header) + len(numbers))
+        b"content-length: %d\r\n\r\n" % (ANY_SIZE_MODEL.encode(), len(header), len(header) + len(numbers))
     )
     sockets = []
 
@@ -68,9 +68,9 @@ async def _unread_http(scene: Scene) -> None:
         opened.close()
 
 
-async def _unread_stream(scene: Scene) -> None:
+async def _leave_stream_unread(scene: Scene) -> None:
     """Send requests on one gRPC stream without reading answers."""
-    message = _large()
+    message = _make_large_request()
 
     async def ask() -> AsyncIterator[pb.ModelInferRequest]:
         for _ in range(CLIENTS):
@@ -83,21 +83,21 @@ async def _unread_stream(scene: Scene) -> None:
         call.cancel()
 
 
-async def _unread_calls(scene: Scene) -> None:
+async def _leave_calls_unread(scene: Scene) -> None:
     """Make calls on a connection whose flow control window for answers is zero."""
-    message = await asyncio.to_thread(lambda: _large().SerializeToString())
+    message = await asyncio.to_thread(lambda: _make_large_request().SerializeToString())
     prefix = struct.pack(">BI", 0, len(message))
-    await asyncio.to_thread(_half_sent, scene, prefix + message, len(message) + 5, CLIENTS, HOLD_S)
+    await asyncio.to_thread(_send_unfinished, scene, prefix + message, len(message) + 5, CLIENTS, HOLD_S)
 
 
-async def _half_sent_messages(scene: Scene) -> None:
+async def _send_half_messages(scene: Scene) -> None:
     prefix = struct.pack(">BI", 0, HALF_BYTES)
     message = prefix + bytes(HALF_BYTES - 1)
-    await asyncio.to_thread(_half_sent, scene, message, HALF_BYTES + 5, HALF_CALLS, HALF_S)
+    await asyncio.to_thread(_send_unfinished, scene, message, HALF_BYTES + 5, HALF_CALLS, HALF_S)
 
 
-def _half_sent(scene: Scene, message: bytes, whole: int, calls: int, hold_s: float) -> None:
-    """HTTP/2 by hand: no gRPC client keeps its windows closed and its messages unfinished."""
+def _send_unfinished(scene: Scene, message: bytes, whole: int, calls: int, hold_s: float) -> None:
+    """Send unfinished messages with closed flow control windows, in HTTP/2 by hand: no gRPC client does this."""
     with socket.create_connection(("127.0.0.1", scene.server.grpc_port)) as opened:
         opened.settimeout(0.01)
         _Http2(opened, message, whole, calls).run(time.monotonic() + hold_s)
@@ -110,11 +110,11 @@ class _Http2:
         self._windows = {1 + 2 * number: self._initial for number in range(calls)}
         self._sent = dict.fromkeys(self._windows, 0)
         self._heard = b""
-        # No window for answers: the server's data stays with the server.
-        self._out = bytearray(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
-        block = call_headers(INFER)
+        # With no window for answers, the server must keep its data.
+        self._out = bytearray(PREFACE + encode_frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+        block = encode_call_headers(INFER)
         for stream in self._windows:
-            self._out += frame(HEADERS, 4, stream, block)
+            self._out += encode_frame(HEADERS, 4, stream, block)
 
     def run(self, until: float) -> None:
         while time.monotonic() < until:
@@ -136,7 +136,7 @@ class _Http2:
             if size > 0:
                 part = bytes(self._message[sent : sent + size])
                 is_last = sent + size == self._whole
-                self._out += frame(DATA, 1 if is_last else 0, stream, part)
+                self._out += encode_frame(DATA, 1 if is_last else 0, stream, part)
                 self._sent[stream] += size
                 self._windows[stream] -= size
                 self._window -= size
@@ -150,10 +150,10 @@ class _Http2:
             elif kind == WINDOW:
                 self._window += int.from_bytes(body, "big")
             elif kind == SETTINGS and not flags & 1:
-                self._out += frame(SETTINGS, 1, 0)
+                self._out += encode_frame(SETTINGS, 1, 0)
                 self._set(body)
             elif kind == PING and not flags & 1:
-                self._out += frame(PING, 1, 0, body)
+                self._out += encode_frame(PING, 1, 0, body)
             elif kind == RESET or (kind == HEADERS and flags & 1):
                 self._sent.pop(stream, None)
 
@@ -164,20 +164,20 @@ class _Http2:
                 self._initial = value
 
 
-def call_headers(path: bytes) -> bytes:
+def encode_call_headers(path: bytes) -> bytes:
     """Return the body of an HTTP/2 frame for a gRPC call, with every field written out."""
     named = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"localhost"}
     named |= {b"content-type": b"application/grpc", b"te": b"trailers"}
     return b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in named.items())
 
 
-def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+def encode_frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
 
 
 ATTACKS = (
-    Attack("4 unread answers over HTTP", _unread_http),
-    Attack("4 unread answers on a gRPC stream", _unread_stream),
-    Attack("4 unread answers of gRPC calls", _unread_calls),
-    Attack("4 half-sent gRPC messages", _half_sent_messages),
+    Attack("4 unread answers over HTTP", _leave_http_unread),
+    Attack("4 unread answers on a gRPC stream", _leave_stream_unread),
+    Attack("4 unread answers of gRPC calls", _leave_calls_unread),
+    Attack("4 half-sent gRPC messages", _send_half_messages),
 )

@@ -1,4 +1,4 @@
-"""Versions that do not load, and a block that answers no request: the first cost nothing, the second is reported."""
+"""Model versions that do not load, which must do no harm, and a block that hangs, which must be reported."""
 
 import asyncio
 import shutil
@@ -15,28 +15,28 @@ from benchmarks.waiting import until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.chaos.attack.strike import Attack, Scene
-from tests.chaos.calls import code_of, infer_request
-from tests.chaos.repository import slow_network
+from tests.chaos.calls import get_status_name, make_infer_request
+from tests.chaos.repository import make_slow_network
 from tests.chaos.rollout import FLOATS, MODEL, add_version
 
 AT_ONCE = 8
 SLOW = "slow"
 FEW_ROUNDS = 1_000  # long enough to measure their time
-WEDGED_S = 20.0  # no other request of the block is answered in this time: longer than readiness waits
+WEDGED_S = 20.0  # time without an answer of the block: longer than the readiness check waits
 DEADLINE_S = 120.0
 
 
-async def _broken_versions(scene: Scene) -> None:
+async def _deploy_broken_versions(scene: Scene) -> None:
     folder = scene.server.models / MODEL
     try:
-        await _break_one_after_the_other(scene, folder)
+        await _deploy_broken_one_by_one(scene, folder)
     finally:
         async with httpx.AsyncClient(base_url=scene.server.http_url, timeout=DEADLINE_S) as client:
             await client.post(f"/v2/repository/models/{MODEL}/unload")
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _break_one_after_the_other(scene: Scene, folder: Path) -> None:
+async def _deploy_broken_one_by_one(scene: Scene, folder: Path) -> None:
     add_version(folder.parent, 1)
     status, text = await scene.server.load_model(MODEL)
     scene.must(status == 200, f"version 1 does not load: {status} {text}")
@@ -60,18 +60,18 @@ async def _break_one_after_the_other(scene: Scene, folder: Path) -> None:
 
 
 async def _must_answer(scene: Scene, version: int) -> None:
-    message = infer_request(MODEL, ("x", "FP32", (1, FLOATS), bytes(4 * FLOATS)), output="y")
+    message = make_infer_request(MODEL, ("x", "FP32", (1, FLOATS), bytes(4 * FLOATS)), output="y")
     async with grpc.aio.insecure_channel(scene.server.grpc) as channel:
         answer = await GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=DEADLINE_S)
     found = np.frombuffer(answer.raw_output_contents[0], np.float32)
     scene.must(np.all(found == version), f"version {version} should answer, {found[0]:g} did")
 
 
-async def _wedged_block(scene: Scene) -> None:
-    """Use a separate server: the neighbours' server must stay ready."""
+async def _wedge_block(scene: Scene) -> None:
+    """Make a block hang on a separate server, because the honest callers' server must stay ready."""
     write_network(
         scene.folder / "models" / SLOW,
-        slow_network(),
+        make_slow_network(),
         task="tensor",
         engine="onnx",
         instances={"count": 1},
@@ -83,37 +83,37 @@ async def _wedged_block(scene: Scene) -> None:
             httpx.AsyncClient(base_url=server.http_url, timeout=DEADLINE_S) as client,
         ):
             call = GRPCInferenceServiceStub(channel).ModelInfer
-            await call(_rounds(1), timeout=DEADLINE_S)
+            await call(_make_request(1), timeout=DEADLINE_S)
             started = time.monotonic()
-            await call(_rounds(FEW_ROUNDS), timeout=DEADLINE_S)
+            await call(_make_request(FEW_ROUNDS), timeout=DEADLINE_S)
             rounds = int(FEW_ROUNDS * WEDGED_S / (time.monotonic() - started))
-            wedge = asyncio.create_task(code_of(call(_rounds(rounds), timeout=DEADLINE_S)))
-            asking = asyncio.create_task(_ask_on(call, wedge))
-            await until_seen(lambda: _status(server, "/v2/health/ready") == 503, "it is not ready", DEADLINE_S)
+            wedge = asyncio.create_task(get_status_name(call(_make_request(rounds), timeout=DEADLINE_S)))
+            asking = asyncio.create_task(_ask_until(call, wedge))
+            await until_seen(lambda: _get_status(server, "/v2/health/ready") == 503, "it is not ready", DEADLINE_S)
             told = (await client.get("/v2/health/ready")).json()
             scene.must(wedge.done() or SLOW in told.get("error", ""), f"readiness says {told}")
             for path in ("/healthz", "/v2/health/live"):
                 scene.must((await client.get(path)).status_code == 200, f"{path} while the process answers")
             await wedge
             await asking
-            await call(_rounds(1), timeout=DEADLINE_S)
-            await until_seen(lambda: _status(server, "/v2/health/ready") == 200, "it is ready again", DEADLINE_S)
+            await call(_make_request(1), timeout=DEADLINE_S)
+            await until_seen(lambda: _get_status(server, "/v2/health/ready") == 200, "it is ready again", DEADLINE_S)
 
 
-async def _ask_on(call: grpc.aio.UnaryUnaryMultiCallable, until: "asyncio.Task[str]") -> None:
+async def _ask_until(call: grpc.aio.UnaryUnaryMultiCallable, until: "asyncio.Task[str]") -> None:
     while not until.done():
-        await code_of(call(_rounds(1), timeout=0.5))
+        await get_status_name(call(_make_request(1), timeout=0.5))
 
 
-def _rounds(number: int) -> pb.ModelInferRequest:
-    return infer_request(SLOW, ("x", "FP32", (1, 1), np.float32(number).tobytes()))
+def _make_request(number: int) -> pb.ModelInferRequest:
+    return make_infer_request(SLOW, ("x", "FP32", (1, 1), np.float32(number).tobytes()))
 
 
-def _status(server: ServerProcess, path: str) -> int:
+def _get_status(server: ServerProcess, path: str) -> int:
     return httpx.get(f"{server.http_url}{path}", timeout=DEADLINE_S).status_code
 
 
 ATTACKS = (
-    Attack("9 versions that do not load", _broken_versions),
-    Attack("10 a block that answers no request", _wedged_block),
+    Attack("9 versions that do not load", _deploy_broken_versions),
+    Attack("10 a block that answers no request", _wedge_block),
 )

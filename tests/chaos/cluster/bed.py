@@ -23,16 +23,16 @@ START_S = 120.0
 CALLERS, PAUSE_S = 8, 0.02
 
 
-class SeenTerm(NamedTuple):
+class LoggedTerm(NamedTuple):
     manager: str
     epoch: int
-    began: float  # on the clock that all processes of a machine share
+    began: float  # monotonic times, which all processes share
     ended: float
 
 
 @dataclass(slots=True)
 class ClusterBed:
-    """Use it as a context manager; `store` is the checker's own view of etcd."""
+    """A context manager for the cluster. `store` is a client of etcd for checks."""
 
     models: Path
     folder: Path
@@ -64,7 +64,7 @@ class ClusterBed:
             hosts.gateway(host, self.url)
         for host in WORKER_HOSTS:
             hosts.worker(host, self.url)
-        await self.until_whole()
+        await self.wait_until_complete()
 
     @property
     def url(self) -> str:
@@ -72,15 +72,15 @@ class ClusterBed:
 
     # --- its state
 
-    async def leader_host(self) -> int:
+    async def find_leader_host(self) -> int:
         """Return the host of the manager that leads."""
         record = await self.store.get(LEADER_KEY)
         assert record is not None, "no manager leads"
         address = json.loads(record.value)["address"].rpartition(":")[0]
         return next(host for host in MANAGER_HOSTS if self.hosts.address(host) == address)
 
-    async def until_whole(self) -> None:
-        """Wait until every manager has its lease, and every gateway knows every worker and is ready."""
+    async def wait_until_complete(self) -> None:
+        """Wait until every manager is registered, and every gateway is ready and knows every worker."""
         names = {f"h{host}.worker-0" for host in WORKER_HOSTS}
         for host in GATEWAY_HOSTS:
             await until_seen(lambda at=host: self._is_ready(at, names), f"gateway {host} is ready", START_S)  # type: ignore[misc]
@@ -92,17 +92,18 @@ class ClusterBed:
                 raise TimeoutError("not every manager is registered")
 
     def _is_ready(self, host: int, workers: set[str]) -> bool:
-        return self.hosts.http(host, "/v2/health/ready")[0] == 200 and self.serving(host).keys() >= workers
+        return self.hosts.http(host, "/v2/health/ready")[0] == 200 and self.list_serving_blocks(host).keys() >= workers
 
-    def serving(self, gateway: int) -> dict[str, set[str]]:
+    def list_serving_blocks(self, gateway: int) -> dict[str, set[str]]:
         """Return the blocks that each worker serves, as a gateway reports them."""
         found: list[dict[str, Any]] = self.hosts.status(gateway).get("workers", [])
         return {worker["id"]: set(worker["blocks"]) for worker in found}
 
-    def holders(self, block_id: str) -> set[str]:
+    def list_holders(self, block_id: str) -> set[str]:
         """Return the workers that serve a block according to every gateway."""
         said = [
-            {worker for worker, blocks in self.serving(host).items() if block_id in blocks} for host in GATEWAY_HOSTS
+            {worker for worker, blocks in self.list_serving_blocks(host).items() if block_id in blocks}
+            for host in GATEWAY_HOSTS
         ]
         return set.intersection(*said)
 
@@ -120,7 +121,7 @@ class ClusterBed:
 
     # --- its reports
 
-    def terms(self) -> Iterator[SeenTerm]:
+    def terms(self) -> Iterator[LoggedTerm]:
         """Yield every term from the managers' logs; a manager's death ends its term."""
         for host in MANAGER_HOSTS:
             process = self.hosts.roles[f"h{host}.manager"]
@@ -128,16 +129,16 @@ class ClusterBed:
             killed = self._killed.get(host, [])
             for line in process.lines("term_started"):
                 died = next((at for at in killed if at > line["at_s"]), float("inf"))
-                yield SeenTerm(line["manager"], line["epoch"], line["at_s"], min(died, ends.get(line["epoch"], died)))
+                yield LoggedTerm(line["manager"], line["epoch"], line["at_s"], min(died, ends.get(line["epoch"], died)))
 
-    def heard_epochs(self) -> Mapping[str, list[int]]:
+    def list_accepted_terms(self) -> Mapping[str, list[int]]:
         """Return the terms that each worker accepted, in order."""
         roles = {name: role for name, role in self.hosts.roles.items() if name.endswith(".worker")}
         return {name: [line["epoch"] for line in role.lines("leader_accepted")] for name, role in roles.items()}
 
 
 class GatewayLoad:
-    """The same load on every gateway, with a deadline for each request; runs while its context is open."""
+    """A context manager that loads every gateway alike, with a deadline for each request."""
 
     def __init__(self, bed: ClusterBed, models: Sequence[str] = (ECHO,)) -> None:
         targets = [f"{bed.hosts.address(host)}:50051" for host in GATEWAY_HOSTS]

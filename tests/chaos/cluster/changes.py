@@ -1,4 +1,4 @@
-"""Versions of a model added while the leader is killed: all workers get them, or the caller gets the reason."""
+"""Add model versions while the leader is killed: all workers must load them, or the caller must get the reason."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from tests.chaos.repository import ECHO_FLOATS
 
 CHANGED = "changed"
 LOAD_S = 1.0  # time that a version takes to load: the leader is killed during it
-BROKEN_EVERY = 4  # every how many versions one does not load
-MOMENTS = 5  # from the start to the end of a load, in turn
+BROKEN_EVERY = 4  # one of this many versions does not load
+MOMENTS = 5  # moments of a load at which the leader is killed, in turn
 TIMEOUT_S, SHOWN_S = 60.0, 30.0
 CODE = """import time
 
@@ -45,13 +45,13 @@ class VersionChanges:
     bed: ClusterBed
     models: Path
     newest: int = 1
-    said: list[str] = field(default_factory=list)  # results for callers: empty, or the reason
+    said: list[str] = field(default_factory=list)  # results that callers got: empty, or the reason of a failure
     unfinished: list[str] = field(default_factory=list)
     _serving: int = 1
     _asking: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Request a version, and return when its load has begun, or is about to end."""
+        """Request a version; return when its loading has begun, or is about to end."""
         self.newest += 1
         add_changed(self.models, self.newest)
         self._asking = asyncio.create_task(self._ask())

@@ -9,7 +9,7 @@ AWAY_S = 0.5  # time after a cut in which no connection is accepted
 
 
 class FaultProxy:
-    """Use it as a context manager. Cuts all connections each time the given number of bytes has gone to the server."""
+    """A context manager for the proxy. Cuts all connections when the bytes sent to the server reach each of `cuts`."""
 
     def __init__(self, port: int, cuts: Sequence[int] = ()) -> None:
         self._to = port
@@ -18,7 +18,7 @@ class FaultProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._away_until = 0.0
         self._server: asyncio.Server | None = None
-        self.sent_bytes = 0  # to the server
+        self.sent_bytes = 0  # number of bytes
         self.received_bytes = 0
         self.cut_count = 0
 
@@ -28,7 +28,7 @@ class FaultProxy:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def __aenter__(self) -> "FaultProxy":
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._handle_connection, "127.0.0.1", 0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -47,18 +47,18 @@ class FaultProxy:
             writer.transport.abort()
         self._writers.clear()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if asyncio.get_running_loop().time() < self._away_until:
             writer.transport.abort()
             return
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
         self._writers |= {writer, there_writer}
-        for coroutine in (self._pass(reader, there_writer, True), self._pass(there_reader, writer, False)):
+        for coroutine in (self._forward(reader, there_writer, True), self._forward(there_reader, writer, False)):
             task = asyncio.create_task(coroutine)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_up: bool) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_up: bool) -> None:
         with suppress(OSError):
             while piece := await reader.read(PIECE_BYTES):
                 writer.write(piece)

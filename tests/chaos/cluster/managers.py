@@ -1,4 +1,4 @@
-"""The leader or a node of etcd killed, or the leader cut off: requests and writes continue, and one manager leads."""
+"""Kill the leader or a node of etcd, or cut the leader off: requests and writes must continue under one leader."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from tests.chaos.repository import ECHO, add_echo
 
 ROUNDS = 10
 WRITTEN = ("written-0", "written-1", "written-2", "written-3")
-CALM = 200  # requests answered by each gateway before the next fault
+ANSWERS_BETWEEN_FAULTS = 200  # requests answered by each gateway before the next fault
 CUT_OFF_S = 5.0  # long enough for the lease to end on both sides
 START_S = 60.0
 Undo = Callable[[], Awaitable[None]]
@@ -33,16 +33,16 @@ async def run(plan: ChaosPlan) -> Result:
         async with WriteLoad(bed, WRITTEN) as writes:
             for number in range(1 if plan.is_quick else ROUNDS):
                 for name, fault in FAULTS.items():
-                    await load.answered_more(CALM)
-                    await writes.resumed(time.monotonic())
+                    await load.answered_more(ANSWERS_BETWEEN_FAULTS)
+                    await writes.measure_resume_s(time.monotonic())
                     if fault is kill_leader:
                         await changes.begin()
-                    took_s = await _round(bed, writes, number, fault)
+                    took_s = await _run_round(bed, writes, number, fault)
                     if fault is kill_leader:
                         await changes.end()
                     resumed.setdefault(name, []).append(took_s)
                     plan.say(f"{name}, {number + 1}: writes after {took_s:.2f} s")
-        lost = await writes.lost()
+        lost = await writes.list_lost()
         result = judge(bed, resumed, lost)
     result.must("cluster_failed", load.failed(), high=0)
     result.must("cluster_changes_lost", len(changes.unfinished), high=0)
@@ -64,17 +64,17 @@ def add_models(models: Path) -> None:
         add_echo(models, layers=1, name=name)
 
 
-async def _round(bed: ClusterBed, writes: WriteLoad, number: int, fault: Fault) -> float:
+async def _run_round(bed: ClusterBed, writes: WriteLoad, number: int, fault: Fault) -> float:
     since = time.monotonic()
     undo = await fault(bed, number)
-    took_s = await writes.resumed(since)
+    took_s = await writes.measure_resume_s(since)
     await undo()
-    await bed.until_whole()
+    await bed.wait_until_complete()
     return took_s
 
 
 async def kill_leader(bed: ClusterBed, number: int) -> Undo:
-    host = await bed.leader_host()
+    host = await bed.find_leader_host()
     bed.kill_manager(host)
 
     async def undo() -> None:
@@ -95,7 +95,7 @@ async def kill_etcd(bed: ClusterBed, number: int) -> Undo:
 
 
 async def _cut_leader_off(bed: ClusterBed, number: int) -> Undo:
-    host = await bed.leader_host()
+    host = await bed.find_leader_host()
     bed.hosts.cut_off(host)
     cut = time.monotonic()
 
@@ -118,7 +118,7 @@ def judge(bed: ClusterBed, resumed: dict[str, list[float]], lost: list[str]) -> 
         for before, after in pairwise(terms)
         if after.began < before.ended or after.epoch == before.epoch
     ]
-    heard = bed.heard_epochs()
+    heard = bed.list_accepted_terms()
     back = [name for name, epochs in heard.items() if epochs != sorted(epochs)]
     result.must("cluster_writes_lost", len(lost), high=0)
     result.must("cluster_writes_resume_s", median(took), high=3)

@@ -19,20 +19,20 @@ async def run(plan: ChaosPlan) -> Result:
     random = Random(SEED)
     blocks = [make_block(number, random) for number in range(BLOCKS)]
     workers = [make_worker(number) for number in range(WORKERS)]
-    first_ms, placed = timed(blocks, workers, {})
+    first_ms, placed = place_timed(blocks, workers, {})
     lost_ratio, joined_ratio, fullest, step_ms = 0.0, 0.0, 0.0, []
     for _ in range(ROUNDS):
         held = placed.holders
         lost = random.choice(workers)
         rest = [worker for worker in workers if worker is not lost]
-        spent_ms, without = timed(blocks, rest, held)
+        spent_ms, without = place_timed(blocks, rest, held)
         step_ms.append(spent_ms)
-        lost_ratio = max(lost_ratio, moved(held, without.holders) / max(1, held_by(held, lost)))
-        spent_ms, placed = timed(blocks, workers, without.holders)
+        lost_ratio = max(lost_ratio, count_moved(held, without.holders) / max(1, count_held(held, lost)))
+        spent_ms, placed = place_timed(blocks, workers, without.holders)
         step_ms.append(spent_ms)
         share = sum(map(len, placed.holders.values())) / len(workers)
-        joined_ratio = max(joined_ratio, moved(without.holders, placed.holders) / share)
-        fullest = max(fullest, fullest_of(placed, workers))
+        joined_ratio = max(joined_ratio, count_moved(without.holders, placed.holders) / share)
+        fullest = max(fullest, find_fullest(placed, workers))
     result = Result(details={"first_ms": round(first_ms, 1), "missing": sum(placed.missing.values())})
     result.must("placement_moved", lost_ratio, high=1.1)
     result.must("placement_joined", joined_ratio, high=1.1)
@@ -67,21 +67,23 @@ def make_worker(number: int) -> WorkerCapacity:
     )
 
 
-def timed(blocks: Sequence[BlockDemand], workers: Sequence[WorkerCapacity], held: Held) -> tuple[float, Placement]:
+def place_timed(
+    blocks: Sequence[BlockDemand], workers: Sequence[WorkerCapacity], held: Held
+) -> tuple[float, Placement]:
     started = time.process_time()
     placed = place_blocks(blocks, workers, held)
     return (time.process_time() - started) * 1e3, placed
 
 
-def moved(before: Held, after: Held) -> int:
+def count_moved(before: Held, after: Held) -> int:
     """Return the number of replicas on workers that did not hold their block before."""
     return sum(len(set(holders) - set(before.get(block_id, ()))) for block_id, holders in after.items())
 
 
-def held_by(held: Held, worker: WorkerCapacity) -> int:
+def count_held(held: Held, worker: WorkerCapacity) -> int:
     return sum(worker.worker_id in holders for holders in held.values())
 
 
-def fullest_of(placed: Placement, workers: Sequence[WorkerCapacity]) -> float:
-    counts = [held_by(placed.holders, worker) for worker in workers]
+def find_fullest(placed: Placement, workers: Sequence[WorkerCapacity]) -> float:
+    counts = [count_held(placed.holders, worker) for worker in workers]
     return max(counts) / (sum(counts) / len(counts))

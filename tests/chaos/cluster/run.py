@@ -1,4 +1,4 @@
-"""The cluster's scenarios, one after the other."""
+"""The scenario `cluster`: faults of managers, workers, gateways and etcd on several hosts."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
-"""Ordered sessions over gateways that are killed and added, with Redis: each request runs once, in order.
+"""Run ordered sessions while gateways are killed and added, with Redis: each request must run once, in order.
 
-/ Two independent records show the order: the answers that clients get, through any live gateway, and the notes that
-the / model makes of each run.
+Two independent records show the order: the answers that clients get through any gateway, and the model's notes of its
+runs.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from benchmarks.valkey import valkey_binary
 from benchmarks.waiting import until, until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.chaos.calls import infer_request
+from tests.chaos.calls import make_infer_request
 from tests.chaos.report import ChaosPlan, Result
-from tests.chaos.session_load import AGAIN
+from tests.chaos.session_load import RETRYABLE_CODES
 
 MODEL = "notary"
 MANAGER, WORKERS, GATEWAYS = 0, (1, 2), (3, 4, 5)  # hosts; two of the gateways are open at a time
 REDIS_PORT = 6379
 STEPS = 8
-REACH = 4.0  # how far from its place a request may be sent
-TWICE = 0.2  # share of the requests that are sent twice
-ABREAST = 48  # sessions at a time
+MAX_DISPLACEMENT = 4.0  # maximum distance of a request from its position in the order
+REPEATED_SHARE = 0.2  # share of the requests that are sent twice
+CONCURRENT_SESSIONS = 48  # sessions at a time
 ANSWER_S, PATIENCE_S, PAUSE_S = 20.0, 120.0, 0.05
-# No two runs give the same number; each notes its request.
+# A model that returns a new random number for each run, and notes each request in a file.
 SOURCE = """import os, secrets
 import numpy as np
 
@@ -67,7 +67,7 @@ class RovingTally:
         return self.lost + self.changed + self.out_of_order + self.ran_twice
 
     def note_runs(self, folder: Path) -> None:
-        """Check by the models' notes that each session ran on one worker, in order, and each step once."""
+        """Check the models' notes: each session must run on one worker, in order, and each step once."""
         runs: defaultdict[str, list[int]] = defaultdict(list)
         for file in sorted(folder.iterdir()):
             for line in file.read_text().splitlines():
@@ -79,7 +79,7 @@ class RovingTally:
 
 
 class Gateways:
-    """The open gateways, each with a connection."""
+    """The running gateways, with a connection to each."""
 
     def __init__(self, hosts: ClusterHosts, flags: tuple[str, ...]) -> None:
         self._hosts = hosts
@@ -128,9 +128,9 @@ async def run(plan: ChaosPlan) -> Result:
             lambda: all(len(hosts.workers(host)) == 2 for host in GATEWAYS[:2]), "both know the workers", 60
         )
         started = time.monotonic()
-        churning = asyncio.create_task(_churn(gateways, rounds, sessions * STEPS, tally, plan.say))
+        churning = asyncio.create_task(_replace_gateways(gateways, rounds, sessions * STEPS, tally, plan.say))
         names = iter(range(sessions))
-        await asyncio.gather(*(_play_all(names, gateways, tally) for _ in range(ABREAST)))
+        await asyncio.gather(*(_play_all(names, gateways, tally) for _ in range(CONCURRENT_SESSIONS)))
         await churning
         took_s = time.monotonic() - started
         await gateways.close()
@@ -161,7 +161,9 @@ def _add_notary(folder: Path) -> None:
     write_model(folder / "models" / MODEL, "model.py", source, **settings)
 
 
-async def _churn(gateways: Gateways, rounds: int, total: int, tally: RovingTally, say: Callable[[str], None]) -> None:
+async def _replace_gateways(
+    gateways: Gateways, rounds: int, total: int, tally: RovingTally, say: Callable[[str], None]
+) -> None:
     """In each round, kill one gateway, and later add another."""
     for number in range(rounds):
         share = total // (2 * rounds + 1)
@@ -180,9 +182,11 @@ async def _play_all(names: Iterator[int], gateways: Gateways, tally: RovingTally
     for name in names:
         rng = Random(name)
         numbers = list(range(1, STEPS + 1))
-        numbers += [seq_no for seq_no in numbers if rng.random() < TWICE]
-        order = sorted(numbers, key=lambda seq_no: seq_no + rng.uniform(0, REACH))
-        told = await asyncio.gather(*(_insist(f"session-{name}", seq_no, gateways, rng, tally) for seq_no in order))
+        numbers += [seq_no for seq_no in numbers if rng.random() < REPEATED_SHARE]
+        order = sorted(numbers, key=lambda seq_no: seq_no + rng.uniform(0, MAX_DISPLACEMENT))
+        told = await asyncio.gather(
+            *(_send_until_answered(f"session-{name}", seq_no, gateways, rng, tally) for seq_no in order)
+        )
         answers: defaultdict[int, set[bytes]] = defaultdict(set)
         for seq_no, answer in zip(order, told, strict=True):
             if answer is None:
@@ -195,10 +199,10 @@ async def _play_all(names: Iterator[int], gateways: Gateways, tally: RovingTally
         tally.changed += sum(len(found) > 1 for found in answers.values())
 
 
-async def _insist(
+async def _send_until_answered(
     session: str, seq_no: int, gateways: Gateways, rng: Random, tally: RovingTally
 ) -> pb.ModelInferResponse | None:
-    message = infer_request(MODEL, ("INPUT", "INT64", (1,), seq_no.to_bytes(8, "little")))
+    message = make_infer_request(MODEL, ("INPUT", "INT64", (1,), seq_no.to_bytes(8, "little")))
     message.parameters["session_id"].string_param = session
     message.parameters["seq_no"].int64_param = seq_no
     give_up = time.monotonic() + PATIENCE_S
@@ -207,7 +211,7 @@ async def _insist(
             answer: pb.ModelInferResponse = await rng.choice(gateways.stubs).ModelInfer(message, timeout=ANSWER_S)
         except grpc.aio.AioRpcError as error:
             code = str(dict(error.trailing_metadata() or ()).get("penstock-code", error.code().name.lower()))
-            tally.failures[code if code in AGAIN else f"{code}: {error.details()}"] += 1
+            tally.failures[code if code in RETRYABLE_CODES else f"{code}: {error.details()}"] += 1
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise

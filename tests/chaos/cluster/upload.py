@@ -1,4 +1,4 @@
-"""A large model is pushed to the registry and pulled again, with two cuts of the connection in each direction."""
+"""Push a large model to the registry and pull it again, with two interruptions of the connection in each direction."""
 
 import asyncio
 import hashlib
@@ -38,22 +38,22 @@ async def run(plan: ChaosPlan) -> Result:
     )
     try:
         port = int(manager.lines("manager_started")[0]["address"].rpartition(":")[2])
-        return await transfer(plan, model, size, port, manager.pid)
+        return await transfer_model(plan, model, size, port, manager.pid)
     finally:
         await asyncio.to_thread(manager.stop)
 
 
-async def transfer(plan: ChaosPlan, model: Path, size: int, port: int, pid: int) -> Result:
+async def transfer_model(plan: ChaosPlan, model: Path, size: int, port: int, pid: int) -> Result:
     idle = psutil.Process(pid).memory_info().rss
     result = Result()
     async with FaultProxy(port, [size // 3, 2 * size // 3]) as proxy:
         plan.say(f"pushing {size // MIB} MiB")
-        push = await command(pid, "push", str(model), "--no-check", "--server", f"127.0.0.1:{proxy.port}", "--json")
+        push = await run_command(pid, "push", str(model), "--no-check", "--server", f"127.0.0.1:{proxy.port}", "--json")
         sent, push_cuts = proxy.sent_bytes, proxy.cut_count
     async with FaultProxy(port, [size // 3, 2 * size // 3]) as proxy:
         plan.say(f"pulling {size // MIB} MiB")
         target = plan.folder / "pulled"
-        pull = await command(pid, "pull", "large", str(target), "--server", f"127.0.0.1:{proxy.port}", "--json")
+        pull = await run_command(pid, "pull", "large", str(target), "--server", f"127.0.0.1:{proxy.port}", "--json")
         received, pull_cuts = proxy.received_bytes, proxy.cut_count
     is_same = await asyncio.to_thread(
         lambda: digest(target / "1" / "weights.bin") == digest(model / "1" / "weights.bin")
@@ -74,7 +74,7 @@ async def transfer(plan: ChaosPlan, model: Path, size: int, port: int, pid: int)
     return result
 
 
-async def command(server: int, *words: str) -> dict[str, Any]:
+async def run_command(server: int, *words: str) -> dict[str, Any]:
     """Run a command of `penstock model`; return its answer, and the peak memory of the command and of the server."""
     started = time.monotonic()
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""A worker killed, cut off, stopped for a while: no inference fails, and other workers soon hold its blocks."""
+"""Kill, cut off and stop workers: no inference may fail, and other workers must soon load their blocks."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.chaos.repository import ECHO, add_echo
 
 ROUNDS = 3
 REPLICAS = 2
-CALM = 200
+ANSWERS_BETWEEN_FAULTS = 200
 STOPPED_S = 10.0
 BACK_S = 10.0
 DEADLINE_S = 30.0
@@ -30,15 +30,15 @@ async def run(plan: ChaosPlan) -> Result:
     models = plan.folder / "worker-models"
     add_echo(models)
     took: dict[str, list[float]] = {}
-    victims: list[str] = []  # in turn: a worker that leaves and returns too often gets nothing new for a while
+    victims: list[str] = []  # in turn, because a worker that restarts often gets no blocks for a while
     async with ClusterBed(models, plan.folder / "workers") as bed:
         block_id = await _scale(bed)
-        await until_seen(lambda: len(bed.holders(block_id)) == REPLICAS, "the block has its replicas", DEADLINE_S)
+        await until_seen(lambda: len(bed.list_holders(block_id)) == REPLICAS, "the block has its replicas", DEADLINE_S)
         async with GatewayLoad(bed) as load:
             for number in range(1 if plan.is_quick else ROUNDS):
                 for name, fault in FAULTS.items():
-                    await load.answered_more(CALM)
-                    took_s = await _round(bed, block_id, fault, victims)
+                    await load.answered_more(ANSWERS_BETWEEN_FAULTS)
+                    took_s = await _run_round(bed, block_id, fault, victims)
                     took.setdefault(name, []).append(took_s)
                     plan.say(f"{name}, {number + 1}: replicas after {took_s:.1f} s")
     result = Result(details={"load": load.details(), "replicas_s": took})
@@ -48,10 +48,10 @@ async def run(plan: ChaosPlan) -> Result:
 
 
 async def _scale(bed: ClusterBed) -> str:
-    """Keep the echo on some of the workers, so that others can replace them; return its block."""
+    """Deploy the echo model to some of the workers, so that others can take over; return its block id."""
     blocks = json.loads(bed.hosts.http(GATEWAY_HOSTS[0], "/v1/status")[1])["blocks"]
     block_id = next(str(block["block_id"]) for block in blocks if block["model"] == ECHO)
-    leader = f"{bed.hosts.address(await bed.leader_host())}:7400"
+    leader = f"{bed.hosts.address(await bed.find_leader_host())}:7400"
     async with grpc.aio.insecure_channel(leader) as channel:
         asked = cluster_pb2.ChangeBlockRequest(block_id=block_id, changes=json.dumps({"replicas": REPLICAS}))
         answer = await cluster_pb2_grpc.ClusterStub(channel).ChangeBlock(asked, timeout=DEADLINE_S)
@@ -59,19 +59,23 @@ async def _scale(bed: ClusterBed) -> str:
     return block_id
 
 
-async def _round(bed: ClusterBed, block_id: str, fault: Fault, victims: list[str]) -> float:
-    """Return how long it took until other workers held the blocks of this one."""
+async def _run_round(bed: ClusterBed, block_id: str, fault: Fault, victims: list[str]) -> float:
+    """Cause the fault on one worker; return how long it took until other workers held its blocks."""
     last = {name: number for number, name in enumerate(victims, start=1)}
-    victim = min(sorted(bed.holders(block_id)), key=lambda name: last.get(name, 0))
+    victim = min(sorted(bed.list_holders(block_id)), key=lambda name: last.get(name, 0))
     victims.append(victim)
     host = next(host for host in WORKER_HOSTS if victim.startswith(f"h{host}."))
     began = time.monotonic()
     undo = await fault(bed.hosts, host, bed.start_worker)
-    await until_seen(lambda: len(bed.holders(block_id) - {victim}) == REPLICAS, "it has its replicas again", DEADLINE_S)
+    await until_seen(
+        lambda: len(bed.list_holders(block_id) - {victim}) == REPLICAS, "it has its replicas again", DEADLINE_S
+    )
     took_s = time.monotonic() - began
     await undo()
-    await bed.until_whole()
-    await until_seen(lambda: len(bed.holders(block_id)) == REPLICAS, "it has no more than its replicas", DEADLINE_S)
+    await bed.wait_until_complete()
+    await until_seen(
+        lambda: len(bed.list_holders(block_id)) == REPLICAS, "it has no more than its replicas", DEADLINE_S
+    )
     return took_s
 
 

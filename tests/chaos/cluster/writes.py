@@ -1,10 +1,11 @@
-"""Writes through the gateways during faults, and the fate of acknowledged writes."""
+"""Writes settings through the gateways during faults, and checks that acknowledged writes are not lost."""
 
 import asyncio
 import itertools
 import json
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +22,7 @@ SHOWN_S = 20.0
 
 @dataclass(slots=True)
 class Attempt:
-    """One write; its mark is in its value, and in no other value."""
+    """One write. `mark` is a unique text in the written value."""
 
     model: str
     mark: str
@@ -40,7 +41,7 @@ class WriteLoad:
     bed: ClusterBed
     models: tuple[str, ...]
     attempts: list[Attempt] = field(default_factory=list)
-    _seen: dict[str, int] = field(default_factory=dict)  # marks, and the revision that brought them
+    _seen: dict[str, int] = field(default_factory=dict)  # the store's revision by mark
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _revision: int = 0
 
@@ -63,8 +64,8 @@ class WriteLoad:
         await asyncio.gather(self._watching, return_exceptions=True)
         await self._client.aclose()
 
-    async def resumed(self, since: float) -> float:
-        """Return how long after that moment the first later write was acknowledged."""
+    async def measure_resume_s(self, since: float) -> float:
+        """Return the seconds from `since` until the first later write was acknowledged."""
         acked: list[float] = []
 
         def is_acked() -> bool:
@@ -74,7 +75,7 @@ class WriteLoad:
         await until(is_acked, "writes are acknowledged again", 60)
         return min(acked) - since
 
-    async def lost(self) -> list[str]:
+    async def list_lost(self) -> list[str]:
         """Return acknowledged writes that were never in the store, and models whose last value a gateway lacks."""
         found = [each.mark for each in self.attempts if each.acked and each.mark not in self._seen]
         stored = {
@@ -86,12 +87,12 @@ class WriteLoad:
                 found.append(f"{model}: the store has {stored.get(ROUTING + model)}, after {newest}")
             for host in GATEWAY_HOSTS:
                 try:
-                    await until_seen(lambda at=host, of=model, mark=newest: self._shows(at, of, mark), "it", SHOWN_S)  # type: ignore[misc]
+                    await until_seen(partial(self._is_applied, host, model, newest), "the write is visible", SHOWN_S)
                 except TimeoutError:
                     found.append(f"{model}: gateway {host} does not show {newest}")
         return found
 
-    def _shows(self, host: int, model: str, mark: str) -> bool:
+    def _is_applied(self, host: int, model: str, mark: str) -> bool:
         return mark.encode() in self.bed.hosts.http(host, f"/v1/models/{model}/routing")[1]
 
     async def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""Envoy is killed, and the server is asked to leave, both under load."""
+"""Kill Envoy, and send SIGTERM to the server, both under load."""
 
 import asyncio
 import os
@@ -13,8 +13,14 @@ import numpy as np
 from benchmarks.server import ServerProcess
 from penstock.experiments.load.drivers import INFER
 from penstock.models.samples.noop import NOOP, write_noop
-from tests.chaos.calls import infer_request
-from tests.chaos.edge.streamers import CLOSED, REFUSED, SOCKET_UNACCEPTED, socket_until_gone, stream_until_gone
+from tests.chaos.calls import make_infer_request
+from tests.chaos.edge.streamers import (
+    CLOSED,
+    REFUSED,
+    SOCKET_UNACCEPTED,
+    stream_until_gone,
+    use_sockets_until_gone,
+)
 from tests.chaos.report import ChaosPlan, Result
 
 CALLERS = 16
@@ -29,15 +35,15 @@ RESET, UNACCEPTED = "reset", "not accepted"
 
 
 async def kill(plan: ChaosPlan) -> Result:
-    """Kill Envoy several times; clients that ask again are answered soon."""
+    """Kill Envoy several times; clients that retry must be answered soon."""
     write_noop(plan.folder / "models" / NOOP)
     with ServerProcess(plan.folder / "models", plan.folder / "kill", settings={"edge": "envoy"}) as server:
         waits = []
         for _ in range(KILLS):
-            await _answered_within(server, BACK_S)
+            await _measure_recovery_s(server, BACK_S)
             before = server.edge_pid()
             os.kill(before, signal.SIGKILL)
-            waits.append(await _answered_within(server, 10 * BACK_S))
+            waits.append(await _measure_recovery_s(server, 10 * BACK_S))
         tracebacks = server.tracebacks().total()
     result = Result(details={"back_after_s": [round(each, 2) for each in waits]})
     result.must("edge_kill_back_s", max(waits), high=BACK_S)
@@ -53,7 +59,7 @@ async def drain(plan: ChaosPlan) -> Result:
     write_noop(plan.folder / "models" / NOOP)
     with ServerProcess(plan.folder / "models", plan.folder / "drain", settings={"edge": "envoy"}) as server:
         asking = [_ask_until_gone(server, number) for number in range(CALLERS)]
-        asking += [ask(server) for ask in (stream_until_gone, socket_until_gone) for _ in range(STREAMS)]
+        asking += [ask(server) for ask in (stream_until_gone, use_sockets_until_gone) for _ in range(STREAMS)]
         callers = [asyncio.create_task(each) for each in asking]
         await asyncio.sleep(BEFORE_S)
         os.kill(server.pid, signal.SIGTERM)
@@ -69,8 +75,8 @@ async def drain(plan: ChaosPlan) -> Result:
     return result
 
 
-async def _answered_within(server: ServerProcess, seconds: float) -> float:
-    """Ask over new connections until both protocols answer, and return how long that took."""
+async def _measure_recovery_s(server: ServerProcess, seconds: float) -> float:
+    """Retry over new connections until gRPC and REST answer; return the seconds that this took."""
     began = time.monotonic()
     while time.monotonic() < began + seconds:
         if await _ask_grpc_once(server) == "OK" and await _ask_rest_once(server) == "OK":
@@ -105,7 +111,7 @@ async def _ask_until_gone(server: ServerProcess, number: int) -> Counter[str]:
 
 
 async def _call(channel: grpc.aio.Channel) -> str:
-    message = infer_request(NOOP, ("x", "FP32", (1, 256), np.zeros(256, np.float32).tobytes()))
+    message = make_infer_request(NOOP, ("x", "FP32", (1, 256), np.zeros(256, np.float32).tobytes()))
     try:
         await channel.unary_unary(INFER)(message.SerializeToString(), timeout=30)
     except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""The greatest memory of each Envoy and each gateway that this process has started."""
+"""Measures the peak memory of the Envoy and gateway processes that a scenario has started."""
 
 import threading
 from collections import defaultdict
@@ -9,7 +9,7 @@ LOOK_S = 0.2
 
 
 class EdgePeaks:
-    """Looks at the processes while its context is open."""
+    """A context manager that samples the processes' memory."""
 
     def __init__(self) -> None:
         self._most: defaultdict[tuple[str, int], int] = defaultdict(int)
@@ -24,7 +24,7 @@ class EdgePeaks:
         self._is_over.set()
         self._thread.join()
 
-    def most_mib(self, role: str) -> float:
+    def get_max_mib(self, role: str) -> float:
         return max((size for (found, _), size in self._most.items() if found == role), default=0) / 2**20
 
     def details(self) -> dict[str, list[int]]:
@@ -41,7 +41,7 @@ class EdgePeaks:
                         key = role, process.pid
                         self._most[key] = max(self._most[key], process.memory_info().rss)
                 except psutil.Error:
-                    continue  # it has just ended
+                    continue  # the process has just ended
 
 
 def _role(process: psutil.Process) -> str:

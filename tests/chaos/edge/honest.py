@@ -1,4 +1,4 @@
-"""Honest callers of a no-op over gRPC and REST, in a process of their own, beside an attack."""
+"""Honest callers of a no-op model over gRPC and REST, in a separate process during an attack."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.server import ServerProcess
 from penstock.models.samples.noop import NOOP
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.chaos.calls import infer_request
+from tests.chaos.calls import make_infer_request
 
 PAUSE_S = 0.05
 DEADLINE_S = 30.0
@@ -24,7 +24,7 @@ NUMBERS = 256
 
 
 class HonestCallers:
-    """Ask while the context is open; afterwards `failed` and `worst_s` describe the answers."""
+    """A context manager that sends requests; on exit, `failed` and `worst_s` describe the answers."""
 
     def __init__(self, server: ServerProcess, key_file: Path | None = None) -> None:
         self._command = [sys.executable, "-m", __spec__.name, server.grpc, server.http_url, str(key_file or "")]
@@ -44,7 +44,7 @@ class HonestCallers:
     async def __aenter__(self) -> "HonestCallers":
         self._process = await asyncio.create_subprocess_exec(*self._command, stdout=PIPE)
         assert self._process.stdout is not None
-        await self._process.stdout.readline()  # it has asked once
+        await self._process.stdout.readline()  # the process has sent its first request
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -84,7 +84,7 @@ class _Callers:
             await asyncio.sleep(PAUSE_S)
 
     async def ask_grpc(self) -> str:
-        message = infer_request(NOOP, ("x", "FP32", (1, NUMBERS), np.zeros(NUMBERS, np.float32).tobytes()))
+        message = make_infer_request(NOOP, ("x", "FP32", (1, NUMBERS), np.zeros(NUMBERS, np.float32).tobytes()))
         try:
             call: Any = GRPCInferenceServiceStub(self._channel).ModelInfer
             await call(message, metadata=self._metadata, timeout=DEADLINE_S, wait_for_ready=True)

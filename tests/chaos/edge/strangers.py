@@ -1,4 +1,4 @@
-"""Callers without a key who send as much as they can: large messages, and headers that unpack to gigabytes."""
+"""Attacks by callers without an API key: large messages, and compressed headers that unpack to gigabytes."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.suite.access import make_key
 from penstock.experiments.load.drivers import INFER
 from penstock.models.samples.noop import NOOP, write_noop
-from tests.chaos.calls import infer_request
+from tests.chaos.calls import make_infer_request
 from tests.chaos.edge.honest import HonestCallers
 from tests.chaos.report import ChaosPlan, Result
 
@@ -28,8 +28,8 @@ BOMBS = 20
 CONNECTIONS = 16
 
 
-async def large_messages(plan: ChaosPlan) -> Result:
-    """Send large messages without a key, with a wrong key, and with a key, and ask honestly meanwhile."""
+async def send_large_messages(plan: ChaosPlan) -> Result:
+    """Send large messages without a key, with a wrong key and with a valid key, while honest callers send requests."""
     write_noop(plan.folder / "models" / NOOP)
     settings = {"access": {"keys": "required"}}
     refused: Counter[str] = Counter()
@@ -38,7 +38,7 @@ async def large_messages(plan: ChaosPlan) -> Result:
         key_file = plan.folder / "key"
         key_file.write_text(key)
         data = np.zeros(MESSAGE_BYTES // 4, np.float32).tobytes()
-        message = infer_request(NOOP, ("x", "FP32", (1, MESSAGE_BYTES // 4), data)).SerializeToString()
+        message = make_infer_request(NOOP, ("x", "FP32", (1, MESSAGE_BYTES // 4), data)).SerializeToString()
         async with HonestCallers(server, key_file) as honest:
             seconds = FLOOD_S / 3 if plan.is_quick else FLOOD_S
             for name, shown in (("nobody", ""), ("unknown", "psk_wrong"), ("known", key)):
@@ -56,12 +56,12 @@ async def large_messages(plan: ChaosPlan) -> Result:
     return result
 
 
-async def header_bombs(plan: ChaosPlan) -> Result:
+async def send_header_bombs(plan: ChaosPlan) -> Result:
     write_noop(plan.folder / "models" / NOOP)
     settings = {"edge": "envoy"}
     with ServerProcess(plan.folder / "models", plan.folder / "headers", settings=settings) as server:
         async with HonestCallers(server) as honest:
-            sent = await asyncio.gather(*(_bomb(server.grpc_port) for _ in range(CONNECTIONS)))
+            sent = await asyncio.gather(*(_send_bomb(server.grpc_port) for _ in range(CONNECTIONS)))
             await asyncio.sleep(2.0)
         result = Result(details={"unpacked_bytes_sent": sum(sent), "honest": honest.details()})
         _judge(result, "headers", server, honest)
@@ -116,17 +116,17 @@ async def _upload(port: int, key: str, until: float) -> Counter[str]:
     return said
 
 
-async def _bomb(port: int) -> int:
-    """Send header blocks that refer to one large header many times; return the bytes that they unpack to."""
+async def _send_bomb(port: int) -> int:
+    """Send header blocks that refer to one large header many times; return their unpacked size in bytes."""
     sent = 0
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(20):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(PREFACE)
             for number in range(BOMBS):
-                stored = b"" if number else b"\x40\x01a" + _length(VALUE_BYTES) + b"v" * VALUE_BYTES
+                stored = b"" if number else b"\x40\x01a" + _encode_length(VALUE_BYTES) + b"v" * VALUE_BYTES
                 block = b"\x83\x86\x84\x41\x01x" + stored + b"\xbe" * (REFERENCES - VALUE_BYTES)
-                writer.write(_frame(block, 2 * number + 1))
+                writer.write(_encode_frame(block, 2 * number + 1))
                 await writer.drain()
                 if writer.is_closing():
                     break
@@ -137,7 +137,7 @@ async def _bomb(port: int) -> int:
     return sent
 
 
-def _length(size: int) -> bytes:
+def _encode_length(size: int) -> bytes:
     """Encode the length of a string, as HPACK does (RFC 7541, 5.1)."""
     found, size = b"\x7f", size - 127
     while size >= 128:
@@ -146,7 +146,7 @@ def _length(size: int) -> bytes:
     return found + bytes([size])
 
 
-def _frame(block: bytes, stream: int) -> bytes:
+def _encode_frame(block: bytes, stream: int) -> bytes:
     return (
         len(block).to_bytes(3, "big") + bytes([HEADERS, END_HEADERS | END_STREAM]) + stream.to_bytes(4, "big") + block
     )

@@ -1,4 +1,4 @@
-"""Callers of a no-op over gRPC streams and WebSockets, who ask until the server is gone."""
+"""Callers that send requests over gRPC streams and WebSockets until the server has ended."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from benchmarks.server import ServerProcess
 from penstock.models.samples.noop import NOOP
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.chaos.calls import infer_request
+from tests.chaos.calls import make_infer_request
 
 NUMBERS = 256
 ANSWER_S = 30.0
@@ -24,10 +24,10 @@ GOING_AWAY = 1001
 
 
 async def stream_until_gone(server: ServerProcess) -> Counter[str]:
-    """Ask over gRPC streams, one request after the other."""
+    """Send one request after another over gRPC streams."""
     said: Counter[str] = Counter()
     options = [("grpc.use_local_subchannel_pool", 1)]
-    message = infer_request(NOOP, ("x", "FP32", (1, NUMBERS), np.zeros(NUMBERS, np.float32).tobytes()))
+    message = make_infer_request(NOOP, ("x", "FP32", (1, NUMBERS), np.zeros(NUMBERS, np.float32).tobytes()))
     async with grpc.aio.insecure_channel(server.grpc, options=options) as channel:
         while True:
             was_refused = said[REFUSED] > 0
@@ -48,12 +48,12 @@ async def stream_until_gone(server: ServerProcess) -> Counter[str]:
                     # A caller that asks again after a refusal may find its connection closed.
                     is_refusal = was_refused and error.code() is grpc.StatusCode.UNAVAILABLE
                     outcome = f"stream: {error.code().name}: {error.details()}"
-                    said[REFUSED if is_refusal else _judged(outcome)] += 1
+                    said[REFUSED if is_refusal else _judge_error(outcome)] += 1
                     break
                 if answer is grpc.aio.EOF:
                     said["stream: ended without an answer"] += 1
                     break
-                said[_judged(answer.error_message)] += 1
+                said[_judge_error(answer.error_message)] += 1
                 if answer.error_message:  # as clients do, who then ask another server
                     call.cancel()
                     await asyncio.sleep(0.05)
@@ -61,8 +61,8 @@ async def stream_until_gone(server: ServerProcess) -> Counter[str]:
         return said
 
 
-async def socket_until_gone(server: ServerProcess) -> Counter[str]:
-    """Ask over WebSockets, one request after the other."""
+async def use_sockets_until_gone(server: ServerProcess) -> Counter[str]:
+    """Send one request after another over WebSockets."""
     said: Counter[str] = Counter()
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, NUMBERS], "data": [0.0] * NUMBERS}
     message = json.dumps({"id": "1", "inputs": [tensor]})
@@ -73,7 +73,7 @@ async def socket_until_gone(server: ServerProcess) -> Counter[str]:
                 while True:
                     await opened.send(message)
                     answer = json.loads(await asyncio.wait_for(opened.recv(), ANSWER_S))
-                    said[_judged(answer.get("error", ""))] += 1
+                    said[_judge_error(answer.get("error", ""))] += 1
         except ConnectionClosed as closed:
             code = closed.rcvd.code if closed.rcvd is not None else 0
             said[CLOSED if code == GOING_AWAY else f"socket: closed with {code}"] += 1
@@ -86,7 +86,7 @@ async def socket_until_gone(server: ServerProcess) -> Counter[str]:
             said[SOCKET_UNACCEPTED] += 1
 
 
-def _judged(error: str) -> str:
+def _judge_error(error: str) -> str:
     return REFUSED if LEAVING in error else error or "OK"
 
 

@@ -1,4 +1,4 @@
-"""The request log while PostgreSQL stands still and dies under load: every row is there once, or counted as lost."""
+"""Freeze and kill PostgreSQL under load: every row of the request log must be stored once or counted as lost."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ class LogLoad:
         self.latencies: list[tuple[float, float]] = []  # when a request was sent, and its latency
 
     async def run(self, faults: Callable[[], object]) -> None:
-        """Send requests while `faults` runs in a thread."""
+        """Send requests until `faults`, which runs in a thread, has returned."""
         clients = [asyncio.create_task(self._send()) for _ in range(CLIENTS)]
         await asyncio.to_thread(faults)
         self._is_over = True
@@ -70,7 +70,7 @@ async def run(plan: ChaosPlan) -> Result:
         with ServerProcess(models, plan.folder / "server", "--gateways", "2", settings=settings) as server:
             load = LogLoad(server)
             await load.run(stop_twice)
-            is_written = _nothing_waits(server)
+            is_written = _make_written_check(server)
             await until_seen(is_written, "every row is written or lost", TIMEOUT_S)
             lost = server.metric("penstock_request_log_lost")
             written = server.metric("penstock_request_log_rows")
@@ -93,8 +93,8 @@ async def run(plan: ChaosPlan) -> Result:
     return result
 
 
-def _nothing_waits(server: ServerProcess) -> Callable[[], bool]:
-    """Return a function that is true once two looks at the metrics in a row show no waiting row."""
+def _make_written_check(server: ServerProcess) -> Callable[[], bool]:
+    """Return a function that returns True once the metrics show no waiting rows twice in a row."""
     empty = [0.0]
 
     def is_written() -> bool:

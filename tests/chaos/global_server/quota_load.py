@@ -1,4 +1,4 @@
-"""Quotas under load: 50 clients over two gateways that share Redis get what all five quotas allow, and no more."""
+"""Measure the five quotas under the load of 50 clients, over two gateways that share Redis."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ class Answers:
     refused: list[tuple[float, str]] = field(default_factory=list)  # when, and by which quota
 
     def rate_error(self, per_second: float, window_s: float) -> float:
-        """Return how far the requests per second are from the quota, from when the burst is used up."""
+        """Return the difference between the rate and the quota, after the burst is used up, as a share of the quota."""
         begin = self.refused[0][0] + SETTLE_S
         assert all(not begin <= at < begin + window_s for at, by in self.refused if by in (BLOCK_TOTAL, SESSION_TOTAL))
         counted = sum(begin <= at < begin + window_s for at, _ in self.passed)

@@ -1,4 +1,4 @@
-"""The scenarios of the global inference server, one after the other."""
+"""The scenario `global_server`: quotas and the request log under load and faults."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
-"""Everything at once: two gateways, Redis and PostgreSQL are killed and restarted under load of all kinds.
+"""Kill and restart gateways, Redis and PostgreSQL under all kinds of load.
 
-Each request carries an id, so that its row in the request log can be looked for, and its answer is compared with what
-the documentation allows.
+Each request has an id, by which its row in the request log is found. Each answer is compared with the documentation.
+
 """
 
 import asyncio
@@ -40,7 +40,7 @@ MODEL = "identity"
 
 
 @dataclass
-class Seen:
+class ObservedAnswers:
     answered: dict[str, float] = field(default_factory=dict)  # when a request was answered, by its id
     passed: Counter[str] = field(default_factory=Counter)  # requests that ran, by session
     last_passed: dict[str, float] = field(default_factory=dict)  # when the last of a session ran
@@ -54,13 +54,13 @@ class Seen:
 class MixedLoad:
     """Clients of each kind that send requests one after the other until `is_over`."""
 
-    def __init__(self, server: ServerProcess, seen: Seen) -> None:
+    def __init__(self, server: ServerProcess, seen: ObservedAnswers) -> None:
         self._server = server
         self._seen = seen
         self.is_over = False
 
     async def run(self, faults: Callable[[], Awaitable[None]]) -> None:
-        kinds = (self._rest, self._packets, self._asynchronous)
+        kinds = (self._send_rest, self._send_packets, self._send_asynchronous)
         clients = [asyncio.create_task(kind(number)) for kind in kinds for number in range(CLIENTS)]
         try:
             await faults()
@@ -68,12 +68,12 @@ class MixedLoad:
             self.is_over = True
             await asyncio.gather(*clients)
 
-    async def _rest(self, number: int) -> None:
-        """Send requests of shared sessions, whose totals run out."""
+    async def _send_rest(self, number: int) -> None:
+        """Send REST requests in a few sessions, whose quotas run out."""
         while not self.is_over:
             await self._post(f"shared-{len(self._seen.answered) // 1000}-{number}", {})
 
-    async def _asynchronous(self, number: int) -> None:
+    async def _send_asynchronous(self, number: int) -> None:
         while not self.is_over:
             await self._post(uuid4().hex, {"prefer": "respond-async"})
             await asyncio.sleep(PAUSE_S)
@@ -84,19 +84,19 @@ class MixedLoad:
         url = f"{self._server.http_url}/v2/models/{MODEL}/infer"
         try:  # a connection of its own reaches any of the gateways
             async with (
-                _session() as http,
+                _make_session() as http,
                 http.post(url, json=body, headers={"x-request-id": request_id, **headers}) as answer,
             ):
                 text = await answer.text()
         except (aiohttp.ClientError, ConnectionError) as error:
-            self._broke(repr(error))
+            self._record_broken(repr(error))
             return
         code = answer.headers.get("penstock-code", "")
-        self._answered(request_id, session, answer.status, code, text, is_logged=not headers)
+        self._record_answer(request_id, session, answer.status, code, text, is_logged=not headers)
         if answer.status == 202:
             seen.accepted[answer.headers["location"]] = time.monotonic()
 
-    async def _packets(self, number: int) -> None:
+    async def _send_packets(self, number: int) -> None:
         data = json.dumps({"inputs": {"x": [[1.0]]}})
         while not self.is_over:
             async with grpc.aio.insecure_channel(self._server.grpc) as channel:
@@ -108,14 +108,16 @@ class MixedLoad:
                 except grpc.aio.AioRpcError as error:
                     code = str(dict(error.trailing_metadata() or ()).get("penstock-code", ""))
                     if code:
-                        self._answered(request_id, session, 429 if code == "rate_limited" else 500, code, repr(error))
+                        self._record_answer(
+                            request_id, session, 429 if code == "rate_limited" else 500, code, repr(error)
+                        )
                     else:
-                        self._broke(repr(error))
+                        self._record_broken(repr(error))
                     continue
                 assert answer.seq_no == 2**64 - 1
-                self._answered(request_id, session, 200, "", "")
+                self._record_answer(request_id, session, 200, "", "")
 
-    def _answered(
+    def _record_answer(
         self, request_id: str, session: str, status: int, code: str, text: str, is_logged: bool = True
     ) -> None:
         seen = self._seen
@@ -129,7 +131,7 @@ class MixedLoad:
                 seen.passed[session] += 1
                 seen.last_passed[session] = time.monotonic()
 
-    def _broke(self, text: str) -> None:
+    def _record_broken(self, text: str) -> None:
         self._seen.broken.append(time.monotonic())
         self._seen.codes["broken connection"] += 1
         if not any(0 <= time.monotonic() - at < NEAR_KILL_S for at in self._seen.kills):
@@ -141,7 +143,7 @@ async def run(plan: ChaosPlan) -> Result:
     plan.folder.mkdir()
     write_identity(plan.folder / "models", MODEL, "FP32")
     calm_s, away_s = (2.0, 4.0) if plan.is_quick else (5.0, 12.0)
-    seen, result = Seen(), Result()
+    seen, result = ObservedAnswers(), Result()
     with (
         Valkey(plan.folder / "valkey", "--appendonly", "yes", "--appendfsync", "no") as valkey,
         Postgres(plan.folder / "postgres") as postgres,
@@ -157,9 +159,9 @@ async def run(plan: ChaosPlan) -> Result:
         ) as server:
             load = MixedLoad(server, seen)
             started = time.monotonic()
-            await load.run(lambda: _faults(server, valkey, postgres, seen, calm_s, away_s))
+            await load.run(lambda: _cause_faults(server, valkey, postgres, seen, calm_s, away_s))
             loaded_s = time.monotonic() - started
-            states = await _ends(server, seen)
+            states = await _count_end_states(server, seen)
             await until_seen(
                 lambda: not server.metric("penstock_request_log_waiting"), "every row is written or lost", END_S
             )
@@ -195,12 +197,12 @@ async def run(plan: ChaosPlan) -> Result:
     return result
 
 
-async def _faults(
-    server: ServerProcess, valkey: Valkey, postgres: Postgres, seen: Seen, calm_s: float, away_s: float
+async def _cause_faults(
+    server: ServerProcess, valkey: Valkey, postgres: Postgres, seen: ObservedAnswers, calm_s: float, away_s: float
 ) -> None:
-    """Kill each part alone, and then all of them at once."""
+    """Kill each process alone, and then all of them at once."""
 
-    async def outage(*services: Valkey | Postgres) -> None:
+    async def cause_outage(*services: Valkey | Postgres) -> None:
         for service in services:
             await asyncio.to_thread(service.kill)
         await asyncio.sleep(away_s)
@@ -209,36 +211,36 @@ async def _faults(
         await asyncio.sleep(calm_s)
 
     async def kill_gateway(name: str) -> None:
-        gateways, was_ready = await asyncio.to_thread(server.children, "gateway"), _times_ready(server, name)
+        gateways, was_ready = await asyncio.to_thread(server.children, "gateway"), _count_starts(server, name)
         seen.kills.append(time.monotonic())
         os.kill(gateways[name], signal.SIGKILL)
-        await until_seen(lambda: _times_ready(server, name) > was_ready, "the gateway is back", TIMEOUT_S)
+        await until_seen(lambda: _count_starts(server, name) > was_ready, "the gateway is back", TIMEOUT_S)
         await asyncio.sleep(calm_s)
 
-    async def log_catches_up() -> None:
-        """Wait until the gateways hold few rows, because those of a gateway that is killed are lost."""
+    async def wait_for_log() -> None:
+        """Wait until few log rows are unwritten, because a killed gateway loses its rows."""
         await until_seen(lambda: server.metric("penstock_request_log_waiting") < FEW_ROWS, "few rows wait", TIMEOUT_S)
 
     await asyncio.sleep(calm_s)
-    await outage(valkey)
-    await outage(postgres)
-    await log_catches_up()
+    await cause_outage(valkey)
+    await cause_outage(postgres)
+    await wait_for_log()
     await kill_gateway("gateway-0")
-    await log_catches_up()
-    await asyncio.gather(outage(valkey, postgres), kill_gateway("gateway-1"))
+    await wait_for_log()
+    await asyncio.gather(cause_outage(valkey, postgres), kill_gateway("gateway-1"))
 
 
-def _times_ready(server: ServerProcess, gateway: str) -> int:
+def _count_starts(server: ServerProcess, gateway: str) -> int:
     """Return how often a gateway, or one that replaced it, became ready."""
     events = [each for each in log_lines(server.log) if each["event"] == "readiness_changed" and each["ready"]]
     return sum(each.get("gateway") == gateway for each in events)
 
 
-async def _ends(server: ServerProcess, seen: Seen) -> Counter[str]:
-    """Return the states in which the asynchronous requests ended; those that succeeded must have their results."""
+async def _count_end_states(server: ServerProcess, seen: ObservedAnswers) -> Counter[str]:
+    """Return the end states of the asynchronous requests; check the results of successful ones."""
     states: Counter[str] = Counter()
     deadline = time.monotonic() + END_S
-    async with _session() as http:
+    async with _make_session() as http:
         for place in seen.accepted:
             while True:
                 async with http.get(f"{server.http_url}{place}") as answer:
@@ -257,5 +259,5 @@ async def _ends(server: ServerProcess, seen: Seen) -> Counter[str]:
     return states
 
 
-def _session() -> aiohttp.ClientSession:
+def _make_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))

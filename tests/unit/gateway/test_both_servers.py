@@ -25,7 +25,7 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.serving.serve import Serving
 from penstock.wire.credentials.certificates import Certificates
-from tests.chaos.attack.unread import DATA, HEADERS, PING, PREFACE, SETTINGS, call_headers, frame
+from tests.chaos.attack.unread import DATA, HEADERS, PING, PREFACE, SETTINGS, encode_call_headers, encode_frame
 from tests.unit.conftest import Served
 
 WAIT_S = 20.0
@@ -193,7 +193,7 @@ async def test_the_number_of_connections_is_limited(served: Served, tmp_path: Pa
             assert (await outcome(stub_of(channel).ModelInfer(MESSAGE))).raw_output_contents
             others = [await asyncio.open_connection("127.0.0.1", endpoint.port) for _ in range(4)]
             for _, writer in others:
-                writer.write(PREFACE + frame(SETTINGS, 0, 0))
+                writer.write(PREFACE + encode_frame(SETTINGS, 0, 0))
 
             async def is_closed(reader: asyncio.StreamReader) -> None:
                 while await reader.read(4096):
@@ -250,8 +250,10 @@ async def test_a_silent_client_is_pinged(
         served.serving.delay_s = WAIT_S
         body = MESSAGE.SerializeToString()
         message = b"\0" + len(body).to_bytes(4, "big") + body
-        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 4, 1, call_headers(INFER.encode())))
-        writer.write(frame(DATA, 1, 1, message))
+        writer.write(
+            PREFACE + encode_frame(SETTINGS, 0, 0) + encode_frame(HEADERS, 4, 1, encode_call_headers(INFER.encode()))
+        )
+        writer.write(encode_frame(DATA, 1, 1, message))
         async with asyncio.timeout(WAIT_S):
             while True:
                 head = await reader.readexactly(9)

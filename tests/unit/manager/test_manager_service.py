@@ -23,7 +23,7 @@ from penstock.pb.v1 import manager_pb2_grpc
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.leader_connection import FixedLeader, Leader
 from penstock.wire.manager_connection import ManagerConnection
-from tests.hpack_bomb import PREFACE, SETTINGS, frame
+from tests.hpack_bomb import PREFACE, SETTINGS, encode_frame
 from tests.managers import make_manager
 
 HASHED = Routing(policy="hash", key="user").model_dump_json()
@@ -225,7 +225,7 @@ async def test_connections_beyond_the_limit_are_closed_at_once(
     most = compute_max_grpc_connections(Limits(), 30)
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * most)]
     for _, writer in opened:
-        writer.write(PREFACE + frame(SETTINGS, 0, 0))
+        writer.write(PREFACE + encode_frame(SETTINGS, 0, 0))
     try:
         reading = [asyncio.create_task(reader.read()) for reader, _ in opened]  # the server's settings, or the end
         await until(lambda: sum(task.done() for task in reading) >= 2 * most - 1)

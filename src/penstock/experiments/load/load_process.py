@@ -39,7 +39,7 @@ _LENGTH = struct.Struct("<Q")  # the length before each message of a file
 
 @dataclass(frozen=True, slots=True)
 class TextSpec:
-    """Whether answers with generated text are streamed, and the latency bounds that count as goodput."""
+    """The form of answers with generated text, and the latency bounds that define goodput."""
 
     is_streamed: bool = True
     bounds: Mapping[str, float] = field(default_factory=dict)  # milliseconds by the names in tokens.py

@@ -1,4 +1,4 @@
-"""Records of asynchronous requests. Every gateway derives the same state from a record."""
+"""Records of asynchronous requests, from which every gateway derives the state of a request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,9 +35,9 @@ class AsyncRecord:
     state: AsyncState
     created_at: float
     expires_at: float
-    alive_until: float  # of a running request
+    alive_until: float  # end of a running request's lease
     finished_at: float = 0.0
-    status: int = 0  # of the answer
+    status: int = 0  # HTTP status of the answer
     is_cancel_asked: bool = False
 
     def seen_at(self, now: float) -> "AsyncRecord":
@@ -63,5 +63,7 @@ class AsyncRecord:
         }
 
 
-def finished(record: AsyncRecord, state: AsyncState, answer: StoredAnswer, now: float, ttl_s: float) -> AsyncRecord:
+def make_finished_record(
+    record: AsyncRecord, state: AsyncState, answer: StoredAnswer, now: float, ttl_s: float
+) -> AsyncRecord:
     return replace(record, state=state, status=answer.status, finished_at=now, expires_at=now + ttl_s)

@@ -22,7 +22,13 @@ from penstock.core.errors import (
 )
 from penstock.core.principals import Principal
 from penstock.endpoints import statuses
-from penstock.features.async_requests.async_records import LEASE_S, AsyncRecord, AsyncState, StoredAnswer, finished
+from penstock.features.async_requests.async_records import (
+    LEASE_S,
+    AsyncRecord,
+    AsyncState,
+    StoredAnswer,
+    make_finished_record,
+)
 from penstock.features.async_requests.async_store import AsyncStore
 from penstock.telemetry.background import BackgroundTasks
 
@@ -39,9 +45,9 @@ class AsyncRequests:
         self._store = store
         self._tasks = BackgroundTasks("async_requests")
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._finishing: set[str] = set()  # answered requests whose answers wait for the store
+        self._finishing: set[str] = set()  # requests whose answers still have to be stored
         self._is_away = False
-        self._away_at = 0.0  # when the store last failed to answer
+        self._away_at = 0.0  # time at which the store last failed to answer
         self._is_closing = False
         self._expired_at = 0.0
 
@@ -128,17 +134,17 @@ class AsyncRequests:
             state = AsyncState.SUCCEEDED if answer.status < 400 else AsyncState.FAILED
         except asyncio.CancelledError:
             if self._is_closing:
-                state, answer = AsyncState.FAILED, error_answer(Draining("the server shut down before the answer"))
+                state, answer = AsyncState.FAILED, make_error_answer(Draining("the server shut down before the answer"))
             else:
-                state, answer = AsyncState.CANCELLED, error_answer(Cancelled("the request was cancelled"))
+                state, answer = AsyncState.CANCELLED, make_error_answer(Cancelled("the request was cancelled"))
         except PenstockError as error:
-            state, answer = AsyncState.FAILED, error_answer(error)
+            state, answer = AsyncState.FAILED, make_error_answer(error)
         except TimeoutError:
             late = DeadlineExceeded(f"no answer within {self.settings.max_run_s:g} s")
-            state, answer = AsyncState.FAILED, error_answer(late)
+            state, answer = AsyncState.FAILED, make_error_answer(late)
         except Exception:
             log.exception("bug", where="async_requests", path=record.path)
-            state, answer = AsyncState.FAILED, error_answer(InternalError(BUG_MESSAGE))
+            state, answer = AsyncState.FAILED, make_error_answer(InternalError(BUG_MESSAGE))
         del self._running[record.request_id]
         try:
             await self._finish(record, state, answer)
@@ -148,7 +154,7 @@ class AsyncRequests:
     async def _finish(self, record: AsyncRecord, state: AsyncState, answer: StoredAnswer) -> None:
         if len(answer.body) > self.settings.max_result_bytes:
             state = AsyncState.FAILED
-            answer = error_answer(
+            answer = make_error_answer(
                 Overloaded(
                     f"the answer has {len(answer.body)} bytes, more than the {self.settings.max_result_bytes} of an "
                     f"asynchronous one: send the request without asking for an asynchronous answer"
@@ -156,16 +162,18 @@ class AsyncRequests:
             )
         while True:
             try:
-                await self._store.finish(finished(record, state, answer, time.time(), self.settings.ttl_s), answer)
+                await self._store.finish(
+                    make_finished_record(record, state, answer, time.time(), self.settings.ttl_s), answer
+                )
                 return
             except Overloaded as error:
-                state, answer = AsyncState.FAILED, error_answer(error)
+                state, answer = AsyncState.FAILED, make_error_answer(error)
             except Unavailable:
-                # Until the store is back, or the gateway closes. `max_running` bounds the answers that wait.
+                # Retry until the store answers or the gateway closes. `max_running` bounds the waiting answers.
                 self._finishing.add(record.request_id)
                 await asyncio.sleep(RETRY_S)
 
 
-def error_answer(error: PenstockError) -> StoredAnswer:
+def make_error_answer(error: PenstockError) -> StoredAnswer:
     body = orjson.dumps({"error": {"code": error.code, "message": statuses.make_public_message(error)}})
     return StoredAnswer(statuses.get_http_code(error), "application/json", body)

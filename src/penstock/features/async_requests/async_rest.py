@@ -21,8 +21,8 @@ from penstock.features.async_requests.async_records import AsyncRecord, AsyncSta
 from penstock.features.async_requests.async_requests import AsyncRequests
 
 PREFER, RESPOND_ASYNC = b"prefer", b"respond-async"
-LEFT_OUT = (PREFER, b"accept-encoding")  # the answer is stored for clients with other encodings
-ASYNC = "penstock.async"  # key in the scope of a request that already runs asynchronously
+LEFT_OUT = (PREFER, b"accept-encoding")  # not passed on: clients with other encodings may read the stored answer
+ASYNC = "penstock.async"  # marks the scope of a request that already runs asynchronously
 RETRY_S = 1
 
 
@@ -38,7 +38,7 @@ class AsyncRequestState(BaseModel):
     result: str | None
 
 
-def accepted(record: AsyncRecord) -> Response:
+def build_accepted_response(record: AsyncRecord) -> Response:
     headers = {
         "location": str(record.document()["location"]),
         "retry-after": str(RETRY_S),
@@ -75,7 +75,7 @@ class AsyncRest:
     async def result(self, request: Request) -> Response:
         record = await self._find_record(request)
         if record.state is AsyncState.RUNNING:
-            return accepted(record)
+            return build_accepted_response(record)
         if record.state is AsyncState.LOST:
             raise GatewayLost(
                 f"the gateway that ran the asynchronous request '{record.request_id}' died, and the request may have "
@@ -101,7 +101,7 @@ class AsyncRest:
 
 
 class AsyncResponder:
-    """Answers requests with `Prefer: respond-async` at once, and runs the requests in the background."""
+    """Accepts requests with `Prefer: respond-async` at once, and runs the requests in the background."""
 
     def __init__(self, requests: AsyncRequests, guard: HttpGuard, limits: Limits, routes: Sequence[BaseRoute]) -> None:
         """Create the responder. `routes` are the inference routes."""
@@ -117,21 +117,21 @@ class AsyncResponder:
             return False
         return any(route.matches(scope)[0] is Match.FULL for route in self._routes)
 
-    async def answer(self, inside: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, application: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             principal = self._guard.admit_scope(scope, INFERENCE_SCOPES)
             body = await read_chunks(receive, self._limits.max_message_bytes)
-            record = await self._requests.start(principal, scope["path"], lambda: self._run(inside, scope, body))
+            record = await self._requests.start(principal, scope["path"], lambda: self._run(application, scope, body))
         except PenstockError as error:
             await refuse_call(error, scope, receive, send)
             return
-        await accepted(record)(scope, receive, send)
+        await build_accepted_response(record)(scope, receive, send)
 
-    async def _run(self, inside: ASGIApp, scope: Scope, body: bytes) -> StoredAnswer:
+    async def _run(self, application: ASGIApp, scope: Scope, body: bytes) -> StoredAnswer:
         headers = [(name, value) for name, value in scope["headers"] if name not in LEFT_OUT]
         exchange = _Exchange(body, self._requests.settings.max_result_bytes)
         state = dict(scope.get("state") or {})
-        await inside({**scope, "headers": headers, "state": state, ASYNC: True}, exchange.receive, exchange.send)
+        await application({**scope, "headers": headers, "state": state, ASYNC: True}, exchange.receive, exchange.send)
         return exchange.answer()
 
 
@@ -160,7 +160,7 @@ class _Exchange:
             self._size += len(part)
             if self._size > self._max_bytes:
                 raise RequestTooLarge(
-                    f"the answer has more than the {self._max_bytes} bytes of an asynchronous one: send the request "
+                    f"an asynchronous answer may have at most {self._max_bytes} bytes: send the request "
                     "without 'Prefer: respond-async'"
                 )
             self._parts.append(bytes(part))

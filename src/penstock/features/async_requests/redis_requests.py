@@ -12,17 +12,17 @@ from typing import Any
 from penstock.core.config import AsyncSettings
 from penstock.core.errors import StoreUnavailable
 from penstock.features.async_requests.async_records import AsyncRecord, AsyncState, StoredAnswer
-from penstock.features.async_requests.sqlite_requests import full, most_bytes
+from penstock.features.async_requests.sqlite_requests import limit_stored_bytes, make_full_error
 from penstock.storage.redis_link import open_redis
 
 SETTING = "async_requests.url"
-# A hash per request; the ids by the time at which they expire; the sizes of answers by id, and their sum.
+# Keys: a hash per request, all ids sorted by expiry time, the sizes of answers by id, and their sum.
 REQUEST, EXPIRY, SIZES, TOTAL = (f"penstock:async:{name}" for name in ("request:", "expiry", "sizes", "total"))
 RECORD, ALIVE, CANCEL, TYPE, BODY = "record", "alive_until", "is_cancel_asked", "content_type", "body"
 CALL_S = 5.0
 CONNECTIONS = 8
 MARGIN_S = 60.0  # Redis itself deletes a request this long after it has expired
-MOST_EXPIRED = 1000  # requests that are deleted at once
+MAX_DELETED_AT_ONCE = 1000  # maximum number of requests that one call deletes
 
 # KEYS: expiry, sizes, total. ARGV begins with the prefix of requests' keys.
 _HEAD = """
@@ -95,8 +95,8 @@ class RedisAsyncStore:
 
     async def add(self, record: AsyncRecord, now: float) -> None:
         most = (self._settings.max_requests, self._settings.max_bytes)
-        if not await self._run(_ADD, record.request_id, now, MOST_EXPIRED, *most, *_record_fields(record)):
-            raise full(self._settings)
+        if not await self._run(_ADD, record.request_id, now, MAX_DELETED_AT_ONCE, *most, *_record_fields(record)):
+            raise make_full_error(self._settings)
 
     async def get(self, request_id: str, now: float) -> AsyncRecord | None:
         text, alive_until, cancel = await self._read_fields(request_id, RECORD, ALIVE, CANCEL)
@@ -116,9 +116,14 @@ class RedisAsyncStore:
     async def finish(self, record: AsyncRecord, answer: StoredAnswer) -> None:
         size, fields = len(answer.body), (TYPE, answer.content_type, BODY, answer.body)
         if not await self._run(
-            _FINISH, record.request_id, size, most_bytes(self._settings, answer), *_record_fields(record), *fields
+            _FINISH,
+            record.request_id,
+            size,
+            limit_stored_bytes(self._settings, answer),
+            *_record_fields(record),
+            *fields,
         ):
-            raise full(self._settings)
+            raise make_full_error(self._settings)
 
     async def ask_cancel(self, request_id: str) -> None:
         await self._run(_SET, CANCEL, "1", request_id)
@@ -130,7 +135,7 @@ class RedisAsyncStore:
         return [each.decode() for each in await self._run(_SET, ALIVE, alive_until, *request_ids)]
 
     async def expire(self, now: float) -> None:
-        await self._run(_EXPIRE, now, MOST_EXPIRED)
+        await self._run(_EXPIRE, now, MAX_DELETED_AT_ONCE)
 
     async def close(self) -> None:
         await self._link.close()

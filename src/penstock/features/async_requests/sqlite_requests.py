@@ -25,7 +25,7 @@ CREATE INDEX IF NOT EXISTS by_expiry ON requests (expires_at);
 """
 BUSY_S = 5.0
 FIRST_ERROR = 400  # the smallest status of an error
-MANY = 2**53  # bytes; a number that Redis's scripts represent exactly
+UNLIMITED_BYTES = 2**53  # bytes; a number that Redis's scripts represent exactly
 
 
 class SqliteAsyncStore:
@@ -47,7 +47,7 @@ class SqliteAsyncStore:
             (*(getattr(record, name) for name in NAMES), settings.max_requests, settings.max_bytes),
         )
         if not added:
-            raise full(settings)
+            raise make_full_error(settings)
 
     async def get(self, request_id: str, now: float) -> AsyncRecord | None:
         row = await self._fetch_row(
@@ -72,10 +72,10 @@ class SqliteAsyncStore:
             "UPDATE requests SET state = ?, finished_at = ?, expires_at = ?, status = ?, size = ?, content_type = ?, "
             "body = ? WHERE request_id = ? "
             "AND (SELECT coalesce(sum(size), 0) FROM requests WHERE request_id != ?) + ? <= ?",
-            (*values, answer.body, record.request_id, record.request_id, size, most_bytes(settings, answer)),
+            (*values, answer.body, record.request_id, record.request_id, size, limit_stored_bytes(settings, answer)),
         )
         if not changed and await self.get(record.request_id, 0.0) is not None:
-            raise full(settings)
+            raise make_full_error(settings)
 
     async def ask_cancel(self, request_id: str) -> None:
         await self._execute_change("UPDATE requests SET is_cancel_asked = 1 WHERE request_id = ?", (request_id,))
@@ -144,12 +144,12 @@ class SqliteAsyncStore:
         return StoreUnavailable(f"the store of asynchronous requests {self._file.name} cannot be used: {error}")
 
 
-def most_bytes(settings: AsyncSettings, answer: StoredAnswer) -> int:
-    """Return the limit on all stored bytes for this answer. Errors have no limit, because they are short."""
-    return settings.max_bytes if answer.status < FIRST_ERROR else MANY
+def limit_stored_bytes(settings: AsyncSettings, answer: StoredAnswer) -> int:
+    """Return the limit on all stored bytes that this answer must keep. Errors have no limit, because they are short."""
+    return settings.max_bytes if answer.status < FIRST_ERROR else UNLIMITED_BYTES
 
 
-def full(settings: AsyncSettings) -> Overloaded:
+def make_full_error(settings: AsyncSettings) -> Overloaded:
     return Overloaded(
         f"the store of asynchronous requests is full (async_requests.max_requests is {settings.max_requests}, "
         f"max_bytes {settings.max_bytes}): fetch results and delete them, or try again later"

@@ -1,4 +1,4 @@
-"""Keeps a record in a directory: renews its lease, retries after failures, and removes the record at the end."""
+"""Keeps a record in a directory: renews its lease, retries after failures, and removes the record on close."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from penstock.telemetry.backoff import Backoff
 from penstock.wire.credentials.tls_files import TlsFiles
 
 log = structlog.get_logger()
-RENEWALS = 3  # in one lease
+RENEWALS = 3  # per lease
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0  # between attempts while the directory is unavailable
 UNNAMED = "local"  # the default of cluster.id, which does not identify a cluster
-LEAVE_S = 2.0  # for the removal at the end
+LEAVE_S = 2.0  # timeout for removing the record on close
 
 
 class Announced(Protocol):
-    """A record that a directory lists."""
+    """A record that this server registers in a directory."""
 
     name: str
 
@@ -83,14 +83,14 @@ class AnnouncedServer:
     def __init__(self, client: DirectoryClient, config: Config) -> None:
         self._client = client
         self._lease_s = config.directory.lease_s
-        self.document = server_document(config)
+        self.document = build_server_document(config)
         self.server_id: str = self.document["inference_server_id"]
         self._is_renewed = False
 
     async def announce(self) -> None:
         fields = {name: value for name, value in self.document.items() if name != "inference_server_id"}
         try:
-            # The first call also replaces what an earlier configuration registered.
+            # The first call also replaces a record that an earlier configuration registered.
             await self._client.update(self.server_id, {} if self._is_renewed else {"$set": fields}, self._lease_s)
         except NotFound:
             await self._client.register(self.document, self._lease_s)
@@ -121,7 +121,7 @@ class AnnouncedBlocks:
         document = self._document()
         if (
             document is not None and len(document["grpc_addresses"]) <= 1
-        ):  # otherwise another gateway continues to publish
+        ):  # False: another gateway continues to publish the blocks
             await self._client.withdraw_cluster(self._cluster_id)
 
 
@@ -134,7 +134,7 @@ def announce_server(config: Config, stack: AsyncExitStack) -> None:
         announcer.start()
 
 
-def server_document(config: Config) -> dict[str, Any]:
+def build_server_document(config: Config) -> dict[str, Any]:
     """Return the record of this server in the form of the directory."""
     settings = config.directory
     metadata = {**({"cluster_id": config.cluster.id} if config.cluster.id != UNNAMED else {}), **settings.metadata}

@@ -39,12 +39,12 @@ MAX_RECORDS = (
 MAX_PAGE = 1000
 MAX_BLOCKS = 100_000  # in an answer
 MAX_PAGE_BYTES = 8 * 1024 * 1024
-TRIES = 5  # attempts to change a record that others change at the same time
+TRIES = 5  # attempts to change a record that other callers also change
 
 
 class Page(NamedTuple):
     documents: list[Document]
-    next_after: str  # the id to continue after; empty: this is the last page
+    next_after: str  # id of the last record, after which the next page begins; empty: there is no next page
 
 
 class Directory:
@@ -59,7 +59,7 @@ class Directory:
         """Add an inference server; return its document."""
         if REGISTERED in given:
             raise InvalidRequest(f"the field '{REGISTERED}' is set by the directory: leave it out")
-        own = {ID: str(uuid.uuid4()), **{name: kind() for name, kind in FIELDS.items()}}
+        own = {ID: str(uuid.uuid4()), **{name: record_kind() for name, record_kind in FIELDS.items()}}
         document = {**own, **given, REGISTERED: _format_date(datetime.fromtimestamp(self._clock(), UTC))}
         _check_server(document)
         await self._put_new("servers", document[ID], document, caller, lease_s)
@@ -80,17 +80,17 @@ class Directory:
 
         return (await self._change_record("servers", record_id, caller, lease_s, change)).document
 
-    async def delete(self, record_id: str, caller: Principal, kind: Kind = "servers") -> None:
+    async def delete(self, record_id: str, caller: Principal, record_kind: Kind = "servers") -> None:
         for _ in range(TRIES):
-            record = await self._find_one(kind, record_id)
+            record = await self._find_one(record_kind, record_id)
             _check_owner(record, caller)
-            if await self._store.delete(kind, record_id, record.revision):
+            if await self._store.delete(record_kind, record_id, record.revision):
                 return
         raise Conflict(f"'{record_id}' is being changed by others: try again")
 
-    async def find(self, query: Json, after: str = "", limit: int = MAX_PAGE) -> Page:
+    async def find(self, query: Json, after_id: str = "", limit: int = MAX_PAGE) -> Page:
         query = _convert_dates(query)
-        search = RecordSearch(query, compile_query(query), self._clock(), after, min(limit, MAX_PAGE))
+        search = RecordSearch(query, compile_query(query), self._clock(), after_id, min(limit, MAX_PAGE))
         _check_private(query)
         found = await self._store.find("servers", search)
         size = 0
@@ -130,43 +130,45 @@ class Directory:
         if ended := await self._store.remove_expired(self._clock()):
             log.info("directory_leases_ended", records=ended)
 
-    async def _find_one(self, kind: Kind, record_id: str) -> DirectoryRecord:
-        found = await self._store.get(kind, record_id)
+    async def _find_one(self, record_kind: Kind, record_id: str) -> DirectoryRecord:
+        found = await self._store.get(record_kind, record_id)
         if found is None or found.expires_at <= self._clock():
-            what = "inference server" if kind == "servers" else "cluster"
+            what = "inference server" if record_kind == "servers" else "cluster"
             raise NotFound(f"the directory has no {what} '{record_id[:MAX_ID]}': `POST /inference_servers` lists all")
         return found
 
     async def _put_new(
-        self, kind: Kind, record_id: str, document: Document, caller: Principal, lease_s: float | None
+        self, record_kind: Kind, record_id: str, document: Document, caller: Principal, lease_s: float | None
     ) -> None:
-        if await self._store.count(kind) >= self._max_records:
-            raise Refused(f"the directory holds {self._max_records} {kind}, which is the maximum: try again later")
+        if await self._store.count(record_kind) >= self._max_records:
+            raise Refused(
+                f"the directory holds {self._max_records} {record_kind}, which is the maximum: try again later"
+            )
         new = DirectoryRecord(record_id, document, caller.key_id, self._lease_end(lease_s))
         for _ in range(TRIES):
-            if await self._store.put(kind, new, replaces=0):
+            if await self._store.put(record_kind, new, replaces=0):
                 return
-            old = await self._store.get(kind, record_id)
+            old = await self._store.get(record_kind, record_id)
             if old is not None and old.expires_at > self._clock():
                 raise Conflict(f"'{record_id}' is already registered: change it with PUT, or choose another id")
             if old is not None:
-                await self._store.delete(kind, record_id, old.revision)
+                await self._store.delete(record_kind, record_id, old.revision)
         raise Conflict(f"'{record_id}' is being changed by others: try again")
 
     async def _change_record(
         self,
-        kind: Kind,
+        record_kind: Kind,
         record_id: str,
         caller: Principal,
         lease_s: float | None,
         change: Callable[[Document], Document],
     ) -> DirectoryRecord:
         for _ in range(TRIES):
-            old = await self._find_one(kind, record_id)
+            old = await self._find_one(record_kind, record_id)
             _check_owner(old, caller)
             ends = old.expires_at if lease_s is None else self._lease_end(lease_s)
             new = replace(old, document=change(old.document), expires_at=ends, revision=old.revision + 1)
-            if await self._store.put(kind, new, replaces=old.revision):
+            if await self._store.put(record_kind, new, replaces=old.revision):
                 return new
         raise Conflict(f"'{record_id}' is being changed by others: try again")
 
@@ -186,13 +188,13 @@ def _check_owner(record: DirectoryRecord, caller: Principal) -> None:
 
 def _check_server(document: Document) -> None:
     for name, value in document.items():
-        kind = str if name in FIXED else FIELDS.get(name)
-        if kind is None:
+        record_kind = str if name in FIXED else FIELDS.get(name)
+        if record_kind is None:
             raise InvalidRequest(
                 f"unknown field '{name[:80]}': use {', '.join(FIELDS)}; put other data into the metadata"
             )
-        if not isinstance(value, kind):
-            raise InvalidRequest(f"the field '{name}' must be a {_NAMES[kind]}, not {value!r:.40}")
+        if not isinstance(value, record_kind):
+            raise InvalidRequest(f"the field '{name}' must be a {_NAMES[record_kind]}, not {value!r:.40}")
     for text in (
         *document.get("inference_server_tags", ()),
         document.get("inference_server_name", ""),
@@ -222,30 +224,30 @@ def _check_cluster(document: Document) -> None:
     _check_document("clusters", document)
 
 
-def _check_document(kind: Kind, document: Document) -> None:
-    check_bounds(document, MAX_VALUES[kind])
-    if bad := next((key for key in _nested_keys(document) if "." in key or key.startswith("$")), ""):
+def _check_document(record_kind: Kind, document: Document) -> None:
+    check_bounds(document, MAX_VALUES[record_kind])
+    if bad := next((key for key in _list_nested_keys(document) if "." in key or key.startswith("$")), ""):
         raise InvalidRequest(f"invalid key '{bad[:80]}': keys must not contain '.', or begin with '$'")
     try:
         size = len(orjson.dumps(document))
     except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
         raise InvalidRequest(f"the document is not JSON: {error}") from error
-    if size > MAX_BYTES[kind]:
-        raise RequestTooLarge(f"the document has {size} bytes, over {MAX_BYTES[kind]}: register less metadata")
+    if size > MAX_BYTES[record_kind]:
+        raise RequestTooLarge(f"the document has {size} bytes, over {MAX_BYTES[record_kind]}: register less metadata")
 
 
-def _nested_keys(value: Json) -> Any:
+def _list_nested_keys(value: Json) -> Any:
     if isinstance(value, dict):
         yield from value
         for each in value.values():
-            yield from _nested_keys(each)
+            yield from _list_nested_keys(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _nested_keys(each)
+            yield from _list_nested_keys(each)
 
 
 def _check_private(query: Json) -> None:
-    if bad := next((key for key in _nested_keys(query) if key.startswith("_")), ""):
+    if bad := next((key for key in _list_nested_keys(query) if key.startswith("_")), ""):
         raise InvalidRequest(f"the field '{bad[:80]}' cannot be queried")
 
 

@@ -73,7 +73,7 @@ class DirectoryClient:
             what = f"no answer within {self._timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
             raise Unavailable(f"the directory {self.url} does not answer: {what or type(error).__name__}") from error
         finally:
-            if connection.sock is not None:  # ends a thread that still waits for bytes
+            if connection.sock is not None:  # ends the thread, which may still wait for bytes
                 with suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
         return self._read_answer(status, code, answer)

@@ -50,7 +50,7 @@ def _takes_directory(command: Callable[..., None]) -> Callable[..., None]:
 def list_servers(
     client: "DirectoryClient",
     query: Annotated[str, typer.Option(metavar="JSON", help="A MongoDB query.")] = "{}",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="The most servers to show.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of servers to show.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List inference servers."""
@@ -67,14 +67,16 @@ def show_server(client: "DirectoryClient", server_id: ServerId) -> None:
 @_takes_directory
 def register_server(
     client: "DirectoryClient",
-    public_url: Annotated[str, typer.Argument(help="Where clients reach the server.")],
-    name: Annotated[str, typer.Option(help="A name for people. [default: none]")] = "",
+    public_url: Annotated[str, typer.Argument(help="URL at which clients reach the server.")],
+    name: Annotated[str, typer.Option(help="Display name. [default: none]")] = "",
     tag: Annotated[list[str] | None, typer.Option(help="A tag; may be repeated. [default: none]")] = None,
-    metadata: Annotated[str, typer.Option(metavar="JSON", help="Region, provider and other facts.")] = "{}",
+    metadata: Annotated[
+        str, typer.Option(metavar="JSON", help="JSON object with region, provider and other metadata.")
+    ] = "{}",
     lease: Annotated[float | None, typer.Option(min=1, help="Seconds until the record ends. [default: never]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register an inference server. `penstock serve --directory` registers itself."""
+    """Register an inference server. Servers started with `penstock serve --directory` register themselves."""
     document = {
         "inference_server_name": name,
         "inference_server_metadata": _read_object(metadata, "--metadata"),

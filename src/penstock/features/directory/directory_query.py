@@ -15,10 +15,10 @@ from penstock.features.directory.json_values import (
     Document,
     Json,
     check_bounds,
+    find_values,
     is_number,
     is_same,
-    path_of,
-    values_at,
+    parse_path,
 )
 
 Test = Callable[[Json], bool]  # of a document, a value at a path, or an element
@@ -37,38 +37,39 @@ FIELD_OPERATORS = (
 def compile_query(query: Json) -> Test:
     """Return the function that tests whether a document matches, or raise InvalidRequest."""
     check_bounds(query, MAX_VALUES)
-    return _document_test(query)
+    return _make_document_test(query)
 
 
 def compile_condition(condition: Json) -> Test:
     """Return the function that tests an element of a list, for `$pull` and `$elemMatch`."""
     if isinstance(condition, dict) and _has_operators(condition):
-        return _value_test(condition)
+        return _make_value_test(condition)
     if isinstance(condition, dict):
-        test = _document_test(condition)
+        test = _make_document_test(condition)
         return lambda value: isinstance(value, dict) and test(value)
     return partial(is_same, condition)
 
 
-def _document_test(query: Json) -> Test:
+def _make_document_test(query: Json) -> Test:
     if not isinstance(query, dict):
         raise InvalidRequest(f"a query must be a JSON object, not {_format_value(query)}")
     tests = [
-        _logical_test(name, part) if name.startswith("$") else _field_test(name, part) for name, part in query.items()
+        _make_logical_test(name, part) if name.startswith("$") else _make_field_test(name, part)
+        for name, part in query.items()
     ]
     if len(tests) == 1:
         return tests[0]
     return lambda document: all(test(document) for test in tests)
 
 
-def _logical_test(name: str, parts: Json) -> Test:
+def _make_logical_test(name: str, parts: Json) -> Test:
     if name not in LOGICAL:
         where = "must be in the condition of a field, such as" if name in FIELD_OPERATORS else "is not supported: use"
         offered = f'{{"field": {{"{name}": …}}}}' if name in FIELD_OPERATORS else ", ".join(LOGICAL)
         raise InvalidRequest(f"operator '{name[:40]}' {where} {offered}", reason="operator")
     if not isinstance(parts, list) or not parts:
         raise InvalidRequest(f"{name} needs a list of queries, not {_format_value(parts)}")
-    tests = [_document_test(part) for part in parts]
+    tests = [_make_document_test(part) for part in parts]
     if name == "$and":
         return lambda document: all(test(document) for test in tests)
     if name == "$or":
@@ -76,17 +77,17 @@ def _logical_test(name: str, parts: Json) -> Test:
     return lambda document: not any(test(document) for test in tests)
 
 
-def _field_test(name: str, condition: Json) -> Test:
-    path = path_of(name)
+def _make_field_test(name: str, condition: Json) -> Test:
+    path = parse_path(name)
     if not isinstance(condition, dict) or not _has_operators(condition):
         condition = {"$eq": condition}
-    passes = _all_of(_operator_tests(condition))
+    passes = _require_all(_make_operator_tests(condition))
 
     def test(document: Json) -> bool:
         value = document
         for part in path:
-            if not isinstance(value, dict):  # rare: a path through a list, or beyond a value
-                return passes(list(values_at(document, path)) or [MISSING])
+            if not isinstance(value, dict):  # rare: a path through a list, or below a scalar
+                return passes(list(find_values(document, path)) or [MISSING])
             value = value.get(part, MISSING)
         return passes([value])
 
@@ -102,48 +103,48 @@ def _has_operators(condition: Document) -> bool:
     return bool(found)
 
 
-def _all_of(tests: list[ValuesTest]) -> ValuesTest:
+def _require_all(tests: list[ValuesTest]) -> ValuesTest:
     return tests[0] if len(tests) == 1 else lambda values: all(test(values) for test in tests)
 
 
-def _operator_tests(condition: Document) -> list[ValuesTest]:
-    """Return the tests for a field's operators. Each test takes all values at the field's path."""
+def _make_operator_tests(condition: Document) -> list[ValuesTest]:
+    """Return one test per operator of a field. A test takes all values at the field's path."""
     if "$options" in condition and "$regex" not in condition:
         raise InvalidRequest("$options needs $regex")
-    return [_operator_test(name, value, condition) for name, value in condition.items() if name != "$options"]
+    return [_make_operator_test(name, value, condition) for name, value in condition.items() if name != "$options"]
 
 
-def _operator_test(name: str, given: Json, condition: Document) -> ValuesTest:
+def _make_operator_test(name: str, operand: Json, condition: Document) -> ValuesTest:
     if name in ("$ne", "$nin"):
-        test = _any_of(_leaf_test("$eq" if name == "$ne" else "$in", given, condition))
+        test = _require_any(_make_leaf_test("$eq" if name == "$ne" else "$in", operand, condition))
         return lambda values: not test(values)
     if name == "$not":
-        if not isinstance(given, dict) or not given or not _has_operators(given):
-            raise InvalidRequest(f"$not needs operators, not {_format_value(given)}")
-        passes = _all_of(_operator_tests(given))
+        if not isinstance(operand, dict) or not operand or not _has_operators(operand):
+            raise InvalidRequest(f"$not needs operators, not {_format_value(operand)}")
+        passes = _require_all(_make_operator_tests(operand))
         return lambda values: not passes(values)
     if name == "$exists":
-        is_wanted = bool(given)
+        is_wanted = bool(operand)
         return lambda values: any(value is not MISSING for value in values) is is_wanted
     if name == "$all":
-        if not isinstance(given, list):
-            raise InvalidRequest(f"$all needs a list, not {_format_value(given)}")
-        every = [_any_of(_leaf_test("$eq", each, condition)) for each in given]
+        if not isinstance(operand, list):
+            raise InvalidRequest(f"$all needs a list, not {_format_value(operand)}")
+        every = [_require_any(_make_leaf_test("$eq", each, condition)) for each in operand]
         return lambda values: bool(every) and all(test(values) for test in every)
     if name == "$size":
-        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-            raise InvalidRequest(f"$size needs a whole number, not {_format_value(given)}")
-        return lambda values: any(isinstance(value, list) and len(value) == given for value in values)
+        if not isinstance(operand, int) or isinstance(operand, bool) or operand < 0:
+            raise InvalidRequest(f"$size needs a whole number, not {_format_value(operand)}")
+        return lambda values: any(isinstance(value, list) and len(value) == operand for value in values)
     if name == "$elemMatch":
-        if not isinstance(given, dict):
-            raise InvalidRequest(f"$elemMatch needs a JSON object, not {_format_value(given)}")
-        element = compile_condition(given)
+        if not isinstance(operand, dict):
+            raise InvalidRequest(f"$elemMatch needs a JSON object, not {_format_value(operand)}")
+        element = compile_condition(operand)
         return lambda values: any(isinstance(value, list) and any(map(element, value)) for value in values)
-    return _any_of(_leaf_test(name, given, condition))
+    return _require_any(_make_leaf_test(name, operand, condition))
 
 
-def _any_of(test: Test) -> ValuesTest:
-    """Return a test of all values of a field, which passes if one value, or an element of a list, passes `test`."""
+def _require_any(test: Test) -> ValuesTest:
+    """Return a test of a field's values that passes if `test` passes for a value, or for an element of a list value."""
 
     def passes(values: list[Json]) -> bool:
         for value in values:  # noqa: SIM110 - a generator takes much longer
@@ -154,30 +155,30 @@ def _any_of(test: Test) -> ValuesTest:
     return passes
 
 
-def _leaf_test(name: str, given: Json, condition: Document) -> Test:
+def _make_leaf_test(name: str, operand: Json, condition: Document) -> Test:
     if name == "$eq":
-        return _equality_test(given)
+        return _make_equality_test(operand)
     if name == "$in":
-        if not isinstance(given, list):
-            raise InvalidRequest(f"$in and $nin need a list, not {_format_value(given)}")
-        tests = [_leaf_test("$eq", each, condition) for each in given]
+        if not isinstance(operand, list):
+            raise InvalidRequest(f"$in and $nin need a list, not {_format_value(operand)}")
+        tests = [_make_leaf_test("$eq", each, condition) for each in operand]
         return lambda value: any(test(value) for test in tests)
     if name in ORDERS:
-        return _order_test(name, given)
+        return _make_order_test(name, operand)
     if name == "$regex":
-        return _pattern_test(given, condition.get("$options", ""))
+        return _make_pattern_test(operand, condition.get("$options", ""))
     raise InvalidRequest(
         f"operator '{name[:40]}' is not supported: use one of {', '.join(FIELD_OPERATORS)}", reason="operator"
     )
 
 
-def _equality_test(given: Json) -> Test:
-    _check_plain(given)
-    if given is None:
+def _make_equality_test(operand: Json) -> Test:
+    _check_plain(operand)
+    if operand is None:
         return lambda value: value is None or value is MISSING
-    if isinstance(given, str):
-        return lambda value: bool(value == given)
-    return lambda value: value is not MISSING and is_same(value, given)
+    if isinstance(operand, str):
+        return lambda value: bool(value == operand)
+    return lambda value: value is not MISSING and is_same(value, operand)
 
 
 def _check_plain(value: Json) -> None:
@@ -185,41 +186,42 @@ def _check_plain(value: Json) -> None:
         raise InvalidRequest(f"a value to compare with cannot contain the operator '{name[:40]}'", reason="operator")
 
 
-def _order_test(name: str, given: Json) -> Test:
+def _make_order_test(name: str, operand: Json) -> Test:
     compare = ORDERS[name]
-    if isinstance(given, str):
+    if isinstance(operand, str):
         # MongoDB compares texts as UTF-8, which gives the same order as Python's texts.
-        return lambda value: isinstance(value, str) and compare(value, given)
-    if isinstance(given, bool):
-        return lambda value: isinstance(value, bool) and compare(value, given)
-    if is_number(given):
-        return lambda value: is_number(value) and compare(value, given)
-    raise InvalidRequest(f"{name} needs a number, a text, true or false, not {_format_value(given)}")
+        return lambda value: isinstance(value, str) and compare(value, operand)
+    if isinstance(operand, bool):
+        return lambda value: isinstance(value, bool) and compare(value, operand)
+    if is_number(operand):
+        return lambda value: is_number(value) and compare(value, operand)
+    raise InvalidRequest(f"{name} needs a number, a text, true or false, not {_format_value(operand)}")
 
 
-def _pattern_test(given: Json, flags: Json) -> Test:
-    if not isinstance(given, str) or len(given) > MAX_PATTERN:
-        raise InvalidRequest(f"$regex needs a text of at most {MAX_PATTERN} characters, not {_format_value(given)}")
+def _make_pattern_test(operand: Json, flags: Json) -> Test:
+    if not isinstance(operand, str) or len(operand) > MAX_PATTERN:
+        raise InvalidRequest(f"$regex needs a text of at most {MAX_PATTERN} characters, not {_format_value(operand)}")
     if not isinstance(flags, str) or not set(flags) <= set(FLAGS):
         raise InvalidRequest(f"$options may contain the letters {FLAGS}, not {_format_value(flags)}")
     options = re2.Options()
     options.max_mem = MAX_PATTERN_BYTES
     options.log_errors = False
     try:
-        found = re2.compile(f"(?{''.join(sorted(set(flags)))}){given}" if flags else given, options)
+        found = re2.compile(f"(?{''.join(sorted(set(flags)))}){operand}" if flags else operand, options)
     except (re2.error, UnicodeEncodeError) as error:
         raise InvalidRequest(
-            f"$regex {_format_value(given)}: {_error_text(error)} (RE2 syntax, without back references and look-around)"
+            f"$regex {_format_value(operand)}: {_format_error(error)} "
+            "(RE2 syntax, without back references and look-around)"
         ) from error
     return lambda value: isinstance(value, str) and found.search(value) is not None
 
 
-def _value_test(condition: Document) -> Test:
-    passes = _all_of(_operator_tests(condition))
+def _make_value_test(condition: Document) -> Test:
+    passes = _require_all(_make_operator_tests(condition))
     return lambda value: passes([value])
 
 
-def _error_text(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     said = error.args[0] if error.args else ""
     return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
 

@@ -11,10 +11,10 @@ from penstock.features.directory.json_values import (
     Document,
     Json,
     check_bounds,
-    index_of,
     is_number,
     is_same,
-    path_of,
+    parse_index,
+    parse_path,
 )
 
 MAX_VALUES = 4096  # in an update
@@ -36,13 +36,13 @@ def apply_update(update: Json, document: Document, fixed: frozenset[str] = froze
             raise InvalidRequest(f"{what} is not supported: use {', '.join(OPERATORS)}, $rename", reason="operator")
         if not isinstance(fields, dict):
             raise InvalidRequest(f"{name} needs a JSON object of fields, not {_format_value(fields)}")
-        for field, given in fields.items():
-            _reserve_path(reserved, path := path_of(field), fixed)
+        for field, operand in fields.items():
+            _reserve_path(reserved, path := parse_path(field), fixed)
             if name == "$rename":
-                _reserve_path(reserved, target := path_of(given if isinstance(given, str) else ""), fixed)
+                _reserve_path(reserved, target := parse_path(operand if isinstance(operand, str) else ""), fixed)
                 _rename(changed, path, target)
             else:
-                _change(changed, path, OPERATORS[name](field, given), may_create=name not in ("$unset", "$pull"))
+                _change(changed, path, OPERATORS[name](field, operand), may_create=name not in ("$unset", "$pull"))
     return changed
 
 
@@ -60,74 +60,74 @@ def _reserve_path(reserved: dict[Path, str], path: Path, fixed: frozenset[str]) 
 def _change(document: Document, path: Path, change: Change, may_create: bool) -> None:
     """Change the value at a path; create the objects on the way if `may_create`."""
     *parent, last = path
-    place: Json = document
-    for part in parent:
-        if not _can_have_entry(place, part, path, may_create):
+    container: Json = document
+    for segment in parent:
+        if not _can_have_entry(container, segment, path, may_create):
             return
-        found = _get_entry(place, part)
+        found = _get_entry(container, segment)
         if found is MISSING and may_create:
             found = {}
-            _set_entry(place, part, found)
+            _set_entry(container, segment, found)
         elif not isinstance(found, dict | list):
             if may_create:
                 raise InvalidRequest(
-                    f"'{'.'.join(path)[:80]}' leads through '{part[:40]}', which is neither an object nor a list"
+                    f"'{'.'.join(path)[:80]}' leads through '{segment[:40]}', which is neither an object nor a list"
                 )
             return
-        place = found
-    if not _can_have_entry(place, last, path, may_create):
+        container = found
+    if not _can_have_entry(container, last, path, may_create):
         return
-    value = change(_get_entry(place, last))
+    value = change(_get_entry(container, last))
     if value is not MISSING:
-        _set_entry(place, last, value)
-    elif isinstance(place, dict):
-        place.pop(last, None)
-    elif int(last) < len(place):
-        place[int(last)] = None  # as in MongoDB, so that the other elements keep their positions
+        _set_entry(container, last, value)
+    elif isinstance(container, dict):
+        container.pop(last, None)
+    elif int(last) < len(container):
+        container[int(last)] = None  # as in MongoDB, so that the other elements keep their positions
 
 
-def _can_have_entry(place: Json, part: str, path: Path, may_create: bool) -> bool:
-    """Return whether an object or list can have the entry `part`; raise InvalidRequest if not and `may_create`."""
-    if isinstance(place, dict) or index_of(part) is not None:
+def _can_have_entry(container: Json, segment: str, path: Path, may_create: bool) -> bool:
+    """Return whether an object or list can have an entry named `segment`. If not, `may_create` makes this an error."""
+    if isinstance(container, dict) or parse_index(segment) is not None:
         return True
     if may_create:
-        raise InvalidRequest(f"'{'.'.join(path)[:80]}': '{part[:40]}' is not an index of a list")
+        raise InvalidRequest(f"'{'.'.join(path)[:80]}': '{segment[:40]}' is not an index of a list")
     return False
 
 
-def _get_entry(place: Json, part: str) -> Json:
-    if isinstance(place, dict):
-        return place.get(part, MISSING)
-    return place[int(part)] if int(part) < len(place) else MISSING
+def _get_entry(container: Json, segment: str) -> Json:
+    if isinstance(container, dict):
+        return container.get(segment, MISSING)
+    return container[int(segment)] if int(segment) < len(container) else MISSING
 
 
-def _set_entry(place: Json, part: str, value: Json) -> None:
-    if isinstance(place, dict):
-        place[part] = value
+def _set_entry(container: Json, segment: str, value: Json) -> None:
+    if isinstance(container, dict):
+        container[segment] = value
         return
-    index = int(part)
-    if index >= len(place) + MAX_GAP:
-        raise InvalidRequest(f"index {part} is more than {MAX_GAP} beyond the end of the list")
-    place.extend([None] * (index + 1 - len(place)))
-    place[index] = value
+    index = int(segment)
+    if index >= len(container) + MAX_GAP:
+        raise InvalidRequest(f"index {segment} is more than {MAX_GAP} beyond the end of the list")
+    container.extend([None] * (index + 1 - len(container)))
+    container[index] = value
 
 
-def _set_change(field: str, given: Json) -> Change:
-    return lambda value: deepcopy(given)
+def _make_set_change(field: str, operand: Json) -> Change:
+    return lambda value: deepcopy(operand)
 
 
-def _unset_change(field: str, given: Json) -> Change:
+def _make_unset_change(field: str, operand: Json) -> Change:
     return lambda value: MISSING
 
 
-def _increment_change(field: str, given: Json) -> Change:
-    if not is_number(given):
-        raise InvalidRequest(f"$inc of '{field[:80]}' needs a number, not {_format_value(given)}")
+def _make_increment_change(field: str, operand: Json) -> Change:
+    if not is_number(operand):
+        raise InvalidRequest(f"$inc of '{field[:80]}' needs a number, not {_format_value(operand)}")
 
     def change(value: Json) -> Json:
         if value is not MISSING and not is_number(value):
             raise InvalidRequest(f"$inc of '{field[:80]}': its value {_format_value(value)} is not a number")
-        total = given if value is MISSING else value + given
+        total = operand if value is MISSING else value + operand
         if isinstance(total, int) and not -MAX_INT <= total < MAX_INT:
             raise InvalidRequest(f"$inc of '{field[:80]}': the sum is not a 64-bit number")
         return total
@@ -135,16 +135,16 @@ def _increment_change(field: str, given: Json) -> Change:
     return change
 
 
-def _push_change(field: str, given: Json) -> Change:
-    added = _values_to_add("$push", given)
-    return lambda value: [*_to_list("$push", field, value), *deepcopy(added)]
+def _make_push_change(field: str, operand: Json) -> Change:
+    added = _list_values_to_add("$push", operand)
+    return lambda value: [*_require_list("$push", field, value), *deepcopy(added)]
 
 
-def _add_to_set_change(field: str, given: Json) -> Change:
-    added = _values_to_add("$addToSet", given)
+def _make_add_to_set_change(field: str, operand: Json) -> Change:
+    added = _list_values_to_add("$addToSet", operand)
 
     def change(value: Json) -> Json:
-        found = list(_to_list("$addToSet", field, value))
+        found = list(_require_list("$addToSet", field, value))
         for each in added:
             if not any(is_same(each, other) for other in found):
                 found.append(deepcopy(each))
@@ -153,29 +153,29 @@ def _add_to_set_change(field: str, given: Json) -> Change:
     return change
 
 
-def _pull_change(field: str, given: Json) -> Change:
-    is_pulled = compile_condition(given)
+def _make_pull_change(field: str, operand: Json) -> Change:
+    is_pulled = compile_condition(operand)
 
     def change(value: Json) -> Json:
         if value is MISSING:
             return MISSING
-        return [each for each in _to_list("$pull", field, value) if not is_pulled(each)]
+        return [each for each in _require_list("$pull", field, value) if not is_pulled(each)]
 
     return change
 
 
-def _values_to_add(name: str, given: Json) -> list[Json]:
+def _list_values_to_add(name: str, operand: Json) -> list[Json]:
     """Return the values to add: the given value, or the values in `$each`."""
-    if not isinstance(given, dict) or not any(key.startswith("$") for key in given):
-        return [given]
-    if unknown := [key for key in given if key != "$each"]:
+    if not isinstance(operand, dict) or not any(key.startswith("$") for key in operand):
+        return [operand]
+    if unknown := [key for key in operand if key != "$each"]:
         raise InvalidRequest(f"'{unknown[0][:40]}' in {name} is not supported: use $each alone", reason="operator")
-    if not isinstance(given["$each"], list):
-        raise InvalidRequest(f"$each needs a list, not {_format_value(given['$each'])}")
-    return given["$each"]
+    if not isinstance(operand["$each"], list):
+        raise InvalidRequest(f"$each needs a list, not {_format_value(operand['$each'])}")
+    return operand["$each"]
 
 
-def _to_list(name: str, field: str, value: Json) -> list[Json]:
+def _require_list(name: str, field: str, value: Json) -> list[Json]:
     if value is MISSING:
         return []
     if not isinstance(value, list):
@@ -184,24 +184,24 @@ def _to_list(name: str, field: str, value: Json) -> list[Json]:
 
 
 def _rename(document: Document, path: Path, target: Path) -> None:
-    value = _object_at(document, path[:-1], path)
+    value = _find_object(document, path[:-1], path)
     if value is None or path[-1] not in value:
         return
-    _object_at(document, target[:-1], target)  # raises before anything changes
+    _find_object(document, target[:-1], target)  # raises InvalidRequest before anything changes
     moved = value.pop(path[-1])
     _change(document, target, lambda old: moved, may_create=True)
 
 
-def _object_at(document: Document, parent: Path, path: Path) -> Document | None:
+def _find_object(document: Document, parent: Path, path: Path) -> Document | None:
     """Return the object at the path `parent`, or None if it does not exist."""
-    place: Json = document
-    for part in parent:
-        place = place.get(part, MISSING)
-        if place is MISSING:
+    container: Json = document
+    for segment in parent:
+        container = container.get(segment, MISSING)
+        if container is MISSING:
             return None
-        if not isinstance(place, dict):
-            raise InvalidRequest(f"$rename: '{'.'.join(path)}' leads through '{part}', which is not an object")
-    found: Document = place
+        if not isinstance(container, dict):
+            raise InvalidRequest(f"$rename: '{'.'.join(path)}' leads through '{segment}', which is not an object")
+    found: Document = container
     return found
 
 
@@ -210,10 +210,10 @@ def _format_value(value: Json) -> str:
 
 
 OPERATORS: Mapping[str, Callable[[str, Json], Change]] = {
-    "$set": _set_change,
-    "$unset": _unset_change,
-    "$inc": _increment_change,
-    "$push": _push_change,
-    "$addToSet": _add_to_set_change,
-    "$pull": _pull_change,
+    "$set": _make_set_change,
+    "$unset": _make_unset_change,
+    "$inc": _make_increment_change,
+    "$push": _make_push_change,
+    "$addToSet": _make_add_to_set_change,
+    "$pull": _make_pull_change,
 }

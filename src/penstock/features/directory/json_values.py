@@ -13,39 +13,39 @@ MAX_DEPTH = 16
 MAX_INT = 2**63
 
 
-def path_of(text: str) -> tuple[str, ...]:
+def parse_path(text: str) -> tuple[str, ...]:
     """Return the segments of a dotted path, or raise InvalidRequest."""
     parts = tuple(text.split("."))
     if len(text) > MAX_PATH or len(parts) > MAX_DEPTH:
         raise InvalidRequest(
             f"the path '{text[:40]}…' is too long: at most {MAX_PATH} characters and {MAX_DEPTH} segments"
         )
-    for part in parts:
-        if not part or part.startswith("$") or "\0" in part:
+    for segment in parts:
+        if not segment or segment.startswith("$") or "\0" in segment:
             raise InvalidRequest(f"'{text[:80]}' is not a path: give names separated by dots, without '$'")
     return parts
 
 
-def values_at(value: Json, path: tuple[str, ...]) -> Iterator[Json]:
+def find_values(value: Json, path: tuple[str, ...]) -> Iterator[Json]:
     """Yield the values at a path. A path through a list continues in all elements, or in the element at an index."""
     if not path:
         yield value
     elif isinstance(value, dict):
         if path[0] in value:
-            yield from values_at(value[path[0]], path[1:])
+            yield from find_values(value[path[0]], path[1:])
         else:
             yield MISSING
     elif isinstance(value, list):
-        if (index := index_of(path[0])) is not None and index < len(value):
-            yield from values_at(value[index], path[1:])
+        if (index := parse_index(path[0])) is not None and index < len(value):
+            yield from find_values(value[index], path[1:])
         for each in value:
             if isinstance(each, dict):
-                yield from values_at(each, path)
+                yield from find_values(each, path)
 
 
-def index_of(part: str) -> int | None:
+def parse_index(segment: str) -> int | None:
     """Return the list index that a segment of a path names, or None if the segment is not an index."""
-    return int(part) if part.isascii() and part.isdigit() and len(part) <= 6 else None
+    return int(segment) if segment.isascii() and segment.isdigit() and len(segment) <= 6 else None
 
 
 def is_number(value: Json) -> bool:
@@ -73,10 +73,10 @@ def check_bounds(value: Json, max_values: int) -> None:
         left -= len(level)
         if left < 0:
             raise InvalidRequest(f"the document has more than {max_values} values: leave some out")
-        level = [child for each in level for child in _children(each)]
+        level = [child for each in level for child in _list_children(each)]
 
 
-def _children(value: Json) -> list[Json]:
+def _list_children(value: Json) -> list[Json]:
     if isinstance(value, int) and not -MAX_INT <= value < MAX_INT:
         raise InvalidRequest(f"{str(value)[:40]} is not a 64-bit number")
     if isinstance(value, float) and value - value != 0:

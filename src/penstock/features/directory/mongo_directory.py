@@ -51,29 +51,29 @@ class MongoDirectory:
             database = client.get_default_database(DATABASE)
         except PyMongoError as error:
             raise ConfigError(f"directory.store: the URL of MongoDB is invalid: {error}") from error
-        collections = {kind: database[f"directory_{kind}"] for kind in KINDS}
+        collections = {record_kind: database[f"directory_{record_kind}"] for record_kind in KINDS}
         return cls(collections, client.close, (PyMongoError,), DuplicateKeyError)
 
-    async def get(self, kind: Kind, record_id: str) -> DirectoryRecord | None:
-        found = await self._call(self._collections[kind].find_one, {"_id": record_id})
+    async def get(self, record_kind: Kind, record_id: str) -> DirectoryRecord | None:
+        found = await self._call(self._collections[record_kind].find_one, {"_id": record_id})
         return None if found is None else _to_record(found)
 
-    async def put(self, kind: Kind, record: DirectoryRecord, replaces: int) -> bool:
-        collection, stored = self._collections[kind], _to_document(record)
+    async def put(self, record_kind: Kind, record: DirectoryRecord, replaces: int) -> bool:
+        collection, stored = self._collections[record_kind], _to_document(record)
         if replaces:
             ours = {"_id": record.record_id, REVISION: replaces}
             return bool((await self._call(collection.replace_one, ours, stored)).matched_count)
         return await self._call(self._insert, collection, stored)
 
-    async def delete(self, kind: Kind, record_id: str, revision: int) -> bool:
+    async def delete(self, record_kind: Kind, record_id: str, revision: int) -> bool:
         ours = {"_id": record_id, REVISION: revision}
-        return bool((await self._call(self._collections[kind].delete_one, ours)).deleted_count)
+        return bool((await self._call(self._collections[record_kind].delete_one, ours)).deleted_count)
 
-    async def find(self, kind: Kind, search: RecordSearch) -> list[DirectoryRecord]:
-        return await self._call(self._find, self._collections[kind], search)
+    async def find(self, record_kind: Kind, search: RecordSearch) -> list[DirectoryRecord]:
+        return await self._call(self._find, self._collections[record_kind], search)
 
-    async def count(self, kind: Kind) -> int:
-        return int(await self._call(self._collections[kind].count_documents, {}))
+    async def count(self, record_kind: Kind) -> int:
+        return int(await self._call(self._collections[record_kind].count_documents, {}))
 
     async def remove_expired(self, now: float) -> int:
         ended = {EXPIRES: {"$lte": now}}

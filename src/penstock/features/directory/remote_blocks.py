@@ -12,8 +12,8 @@ from penstock.features.directory.directory_client import DirectoryClient
 from penstock.telemetry.background import BackgroundTasks
 
 log = structlog.get_logger()
-READ_S = 5.0  # between two reads
-KEPT_S = 60.0  # while the directory is unavailable, the blocks that it last listed stay known for this time
+READ_S = 5.0  # interval between reads
+KEPT_S = 60.0  # the blocks last listed stay known for this time while the directory is unavailable
 
 
 class RemoteBlock(StoredValue):
@@ -21,8 +21,8 @@ class RemoteBlock(StoredValue):
 
     cluster_id: str
     cluster_metadata: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
-    public_url: str = ""  # where clients reach the cluster
-    grpc_addresses: tuple[str, ...] = ()  # of its gateways
+    public_url: str = ""  # the cluster's URL for clients
+    grpc_addresses: tuple[str, ...] = ()  # of the cluster's gateways
     block_id: str
     model: str
     version: str

@@ -1,4 +1,4 @@
-"""The directory's records in memory, and in a SQLite file from which they are read at the start."""
+"""The directory's records, in memory and in a SQLite file that is read at the start."""
 
 import asyncio
 import sqlite3
@@ -63,53 +63,60 @@ class SqliteDirectory:
             raise ConfigError(f"{path}: the directory's file cannot be opened: {error}") from error
         return cls(path, connection, records, asyncio.Lock(), asyncio.Semaphore(MAX_SEARCHES))
 
-    async def get(self, kind: Kind, record_id: str) -> DirectoryRecord | None:
-        return self._records[kind].get(record_id)
+    async def get(self, record_kind: Kind, record_id: str) -> DirectoryRecord | None:
+        return self._records[record_kind].get(record_id)
 
-    async def put(self, kind: Kind, record: DirectoryRecord, replaces: int) -> bool:
-        row = (kind, record.record_id, orjson.dumps(record.document), record.owner, record.expires_at, record.revision)
+    async def put(self, record_kind: Kind, record: DirectoryRecord, replaces: int) -> bool:
+        row = (
+            record_kind,
+            record.record_id,
+            orjson.dumps(record.document),
+            record.owner,
+            record.expires_at,
+            record.revision,
+        )
         async with self._changing:
-            if self._stored_revision(kind, record.record_id) != replaces:
+            if self._stored_revision(record_kind, record.record_id) != replaces:
                 return False
             await self._write("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", [row])
-            self._records[kind][record.record_id] = record
+            self._records[record_kind][record.record_id] = record
         return True
 
-    async def delete(self, kind: Kind, record_id: str, revision: int) -> bool:
+    async def delete(self, record_kind: Kind, record_id: str, revision: int) -> bool:
         async with self._changing:
-            if self._stored_revision(kind, record_id) != revision:
+            if self._stored_revision(record_kind, record_id) != revision:
                 return False
-            await self._write("DELETE FROM records WHERE kind = ? AND record_id = ?", [(kind, record_id)])
-            del self._records[kind][record_id]
+            await self._write("DELETE FROM records WHERE kind = ? AND record_id = ?", [(record_kind, record_id)])
+            del self._records[record_kind][record_id]
         return True
 
-    async def find(self, kind: Kind, search: RecordSearch) -> list[DirectoryRecord]:
+    async def find(self, record_kind: Kind, search: RecordSearch) -> list[DirectoryRecord]:
         """Search in a thread, so that a long query does not stop the event loop."""
         async with self._searching:
-            return await asyncio.to_thread(_search, list(self._records[kind].values()), search)
+            return await asyncio.to_thread(_search, list(self._records[record_kind].values()), search)
 
-    async def count(self, kind: Kind) -> int:
-        return len(self._records[kind])
+    async def count(self, record_kind: Kind) -> int:
+        return len(self._records[record_kind])
 
     async def remove_expired(self, now: float) -> int:
         async with self._changing:
             ended = [
-                (kind, record.record_id)
-                for kind, records in self._records.items()
+                (record_kind, record.record_id)
+                for record_kind, records in self._records.items()
                 for record in records.values()
                 if record.expires_at <= now
             ]
             if ended:
                 await self._write("DELETE FROM records WHERE kind = ? AND record_id = ?", ended)
-            for kind, record_id in ended:
-                del self._records[kind][record_id]
+            for record_kind, record_id in ended:
+                del self._records[record_kind][record_id]
         return len(ended)
 
     async def close(self) -> None:
         await self._connection.close()
 
-    def _stored_revision(self, kind: Kind, record_id: str) -> int:
-        found = self._records[kind].get(record_id)
+    def _stored_revision(self, record_kind: Kind, record_id: str) -> int:
+        found = self._records[record_kind].get(record_id)
         return 0 if found is None else found.revision
 
     async def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
@@ -122,10 +129,10 @@ class SqliteDirectory:
 
 
 async def _read_records(connection: aiosqlite.Connection) -> dict[Kind, Records]:
-    found: dict[Kind, Records] = {kind: {} for kind in KINDS}
+    found: dict[Kind, Records] = {record_kind: {} for record_kind in KINDS}
     async with connection.execute("SELECT * FROM records ORDER BY record_id") as rows:
-        async for kind, record_id, document, *rest in rows:
-            found[kind][record_id] = DirectoryRecord(record_id, orjson.loads(document), *rest)
+        async for record_kind, record_id, document, *rest in rows:
+            found[record_kind][record_id] = DirectoryRecord(record_id, orjson.loads(document), *rest)
     return found
 
 

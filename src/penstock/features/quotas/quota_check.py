@@ -5,14 +5,14 @@ import asyncio
 from penstock.core.config import QuotaSettings
 from penstock.core.errors import RateLimited
 from penstock.core.requests import InferRequest
-from penstock.features.quotas.quotas import QuotaCharges, quota_refusal, taken_back
+from penstock.features.quotas.quotas import QuotaCharges, make_quota_error, make_refund
 from penstock.storage.limits.limit_store import Charge, ChargeResult, LimitStore
 from penstock.telemetry.metrics import LimitMetrics
 
 
 class QuotaCheck:
     def __init__(self, store: LimitStore, settings: QuotaSettings, metrics: LimitMetrics) -> None:
-        """Create a check. The owner of the store starts and closes the store."""
+        """Create a check. The caller starts and closes `store`."""
         self._store = store
         self._metrics = metrics
         self._charges = QuotaCharges(settings)
@@ -32,9 +32,9 @@ class QuotaCheck:
         if refused:
             for charge, result in zip(charges, taken, strict=True):
                 if not result.limit:
-                    self._store.put(taken_back(charge))
+                    self._store.put(make_refund(charge))
             raise self._make_refusal(*max(refused, key=lambda each: each[1].retry_after_s))
 
-    def _make_refusal(self, charge: Charge, taken: ChargeResult) -> RateLimited:
-        self._metrics.refusals.labels(taken.limit).inc()
-        return quota_refusal(charge, taken)
+    def _make_refusal(self, charge: Charge, result: ChargeResult) -> RateLimited:
+        self._metrics.refusals.labels(result.limit).inc()
+        return make_quota_error(charge, result)

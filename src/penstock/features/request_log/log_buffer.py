@@ -1,15 +1,15 @@
-"""The rows that wait to be written. Pure: no I/O."""
+"""The rows of the request log that wait to be written. Pure: no I/O."""
 
 from collections import deque
 
-from penstock.features.request_log.log_row import LogRow, size_of
+from penstock.features.request_log.log_row import LogRow, estimate_size
 
 BATCH_ROWS = 2000
 BATCH_BYTES = 4 * 1024 * 1024
 
 
 class LogBuffer:
-    """A queue of rows with a limit in bytes. The rows of a batch count until the batch is written."""
+    """A queue of log rows that is limited in bytes. Rows that are being written still count."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -27,24 +27,24 @@ class LogBuffer:
 
     def add(self, row: LogRow) -> bool:
         """Add a row; return False if there is no room for the row."""
-        size = size_of(row)
+        size = estimate_size(row)
         if self._bytes + size > self._max_bytes:
             return False
         self._bytes += size
         self._rows.append(row)
         return True
 
-    def batch(self) -> list[LogRow]:
-        """Return the oldest rows. Until `done` is called, return the same rows again, even if they were written."""
+    def peek_batch(self) -> list[LogRow]:
+        """Return the oldest rows. Repeated calls return these rows until `drop_batch` removes them."""
         rows = self._rows
         if not self._batch:
             while rows and len(self._batch) < BATCH_ROWS and self._batch_bytes < BATCH_BYTES:
                 row = rows.popleft()
                 self._batch.append(row)
-                self._batch_bytes += size_of(row)
+                self._batch_bytes += estimate_size(row)
         return self._batch
 
-    def done(self) -> None:
-        """Remove the rows of the last batch, because they are written."""
+    def drop_batch(self) -> None:
+        """Remove the rows that `peek_batch` returned, after they were written."""
         self._bytes -= self._batch_bytes
         self._batch, self._batch_bytes = [], 0

@@ -38,11 +38,15 @@ def log(
     since: Annotated[
         str, typer.Option(help="Show requests since 15m, 2h, 7d ago, or a time like 2026-01-31T12:00. [default: all]")
     ] = "",
-    until: Annotated[str, typer.Option(help="Show requests before a time, as for --since. [default: now]")] = "",
+    until: Annotated[
+        str, typer.Option(help="Show requests before a time, in the forms of --since. [default: now]")
+    ] = "",
     client_time: Annotated[
         bool, typer.Option("--client-time", help="Use the time that packets carry instead of the time of arrival.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Number of requests, newest ones.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LISTED, help="Show at most this many requests, the newest.")
+    ] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep running and show new requests.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +54,7 @@ def log(
 
     With --json, every line is a JSON object with all fields, including the payload.
     """
-    path, query = _query_path(session, request, block)
+    path, query = _build_query_path(session, request, block)
     query |= {"since": _read_time(since), "until": _read_time(until), "status": status}
     query["time"] = "client_ts" if client_time else ""
     found = _fetch_rows(server, path, query | {"limit": str(limit)})[::-1]
@@ -67,7 +71,7 @@ def log(
             _print_rows(page, as_json)
 
 
-def _query_path(session: str, request: str, block: str) -> tuple[str, dict[str, str]]:
+def _build_query_path(session: str, request: str, block: str) -> tuple[str, dict[str, str]]:
     """Return the URL path that lists the requests with these ids, and its query parameters."""
     if session and block and not request:
         return "/logs/session_block", {"session_id": session, "block_id": block}
@@ -89,7 +93,7 @@ def _fetch_rows(server: Server, path: str, query: dict[str, str]) -> list[dict[s
 def _follow(
     server: Server, path: str, query: dict[str, str], found: list[dict[str, Any]]
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield new rows. A request is logged when it ends, but listed by its arrival, so late rows are read, too."""
+    """Yield new rows. Also look for earlier arrivals, because a request is logged only when it ends."""
     seen = {(row["request_id"], row["ts"]) for row in found}
     after = found[-1]["ts"] if found else datetime.now(UTC).isoformat()
     while True:
@@ -97,7 +101,7 @@ def _follow(
         asked = query | {"since": str(time.time() - LATE_S), "time": "", "order": "oldest", "limit": str(MAX_LISTED)}
         try:
             rows = _fetch_rows(server, path, asked)
-        except Unavailable as error:  # while the server restarts
+        except Unavailable as error:  # the server may be restarting: try again
             typer.echo(f"penstock: {error.message}", err=True)
             continue
         new = [row for row in rows if (row["request_id"], row["ts"]) not in seen and row["ts"] > after]

@@ -27,7 +27,7 @@ TimeColumn = Literal["ts", "client_ts"]
 class LogCursor(NamedTuple):
     """The last row of a page."""
 
-    time_us: int  # of the column by which the page is ordered
+    time_us: int  # value of the column that orders the page
     request_id: str
     ts_us: int
 
@@ -43,14 +43,14 @@ class LogQuery:
     status: str = ""
     time: TimeColumn = "ts"  # the column of the time range and of the order
     since_us: int | None = None
-    until_us: int | None = None  # exclusive
+    until_us: int | None = None  # not included
     is_oldest_first: bool = False
     after: LogCursor | None = None
     limit: int = 100
 
 
-def select(query: LogQuery, sign: str) -> tuple[str, list[Any]]:
-    """Return the SQL and its arguments. `sign` is the first character of a parameter: `$` or `?`."""
+def build_sql(query: LogQuery, sign: str) -> tuple[str, list[Any]]:
+    """Return the SQL statement of the query and its arguments. `sign` begins a placeholder: `$` or `?`."""
     values: list[Any] = []
 
     def mark(value: Any) -> str:

@@ -13,7 +13,7 @@ from penstock.core.principals import ADMIN_SCOPES, INFERENCE_SCOPES, Principal
 from penstock.endpoints.http.openapi import Route, get_principal
 from penstock.endpoints.paging import BAD_CURSOR, PAGING_PARAMETERS, make_page_ending_at, read_cursor, read_limit
 from penstock.features.request_log.log_query import LogCursor, LogQuery
-from penstock.features.request_log.log_row import LogRow, bounded_id
+from penstock.features.request_log.log_row import LogRow, shorten_id
 from penstock.features.request_log.request_log import RequestLog
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -88,7 +88,7 @@ class LogRest:
         query=FILTERS,
     )
     async def session(self, request: Request) -> Response:
-        return await self._answer_page(request, LogQuery(session_id=_path_id(request, "session_id")))
+        return await self._answer_page(request, LogQuery(session_id=_read_path_id(request, "session_id")))
 
     @Route(
         "GET",
@@ -100,7 +100,7 @@ class LogRest:
         query=FILTERS,
     )
     async def request(self, request: Request) -> Response:
-        return await self._answer_page(request, LogQuery(request_id=_path_id(request, "request_id")))
+        return await self._answer_page(request, LogQuery(request_id=_read_path_id(request, "request_id")))
 
     @Route(
         "GET",
@@ -112,7 +112,7 @@ class LogRest:
         query=FILTERS,
     )
     async def block(self, request: Request) -> Response:
-        return await self._answer_page(request, LogQuery(block_id=_path_id(request, "block_id")))
+        return await self._answer_page(request, LogQuery(block_id=_read_path_id(request, "block_id")))
 
     @Route(
         "GET",
@@ -127,13 +127,13 @@ class LogRest:
         ids = [request.query_params.get(name, "") for name in ("session_id", "block_id")]
         if not all(ids):
             raise InvalidRequest("give both session_id and block_id: /logs/session_block?session_id=…&block_id=…")
-        session_id, block_id = map(bounded_id, ids)
+        session_id, block_id = map(shorten_id, ids)
         return await self._answer_page(request, LogQuery(session_id=session_id, block_id=block_id))
 
     async def _answer_page(self, request: Request, query: LogQuery) -> Response:
         if self._log is None:
             raise NotFound("this server keeps no request log: its operator may set request_log.url")
-        query = _with_filters(query, request)
+        query = _add_filters(query, request)
         limit = query.limit
         rows = await self._log.find(replace(query, limit=limit + 1))
         last = _make_cursor(rows[limit - 1], query) if len(rows) > limit else None
@@ -157,11 +157,11 @@ def show_row(row: LogRow) -> dict[str, Any]:
     }
 
 
-def _path_id(request: Request, name: str) -> str:
-    return bounded_id(request.path_params[name])
+def _read_path_id(request: Request, name: str) -> str:
+    return shorten_id(request.path_params[name])
 
 
-def _with_filters(query: LogQuery, request: Request) -> LogQuery:
+def _add_filters(query: LogQuery, request: Request) -> LogQuery:
     given = request.query_params
     time, order = given.get("time", TIMES[0]), given.get("order", ORDERS[0])
     if time not in TIMES:
@@ -170,8 +170,8 @@ def _with_filters(query: LogQuery, request: Request) -> LogQuery:
         raise InvalidRequest(f"order is '{order[:40]}': it must be {' or '.join(ORDERS)}")
     return replace(
         query,
-        key_id=_visible_key(get_principal(request)),
-        status=bounded_id(given.get("status", "")),
+        key_id=_find_visible_key(get_principal(request)),
+        status=shorten_id(given.get("status", "")),
         time="ts" if time == "ts" else "client_ts",
         since_us=_read_time(given.get("since", ""), "since"),
         until_us=_read_time(given.get("until", ""), "until"),
@@ -181,7 +181,7 @@ def _with_filters(query: LogQuery, request: Request) -> LogQuery:
     )
 
 
-def _visible_key(principal: Principal) -> str:
+def _find_visible_key(principal: Principal) -> str:
     """Return the id of the key whose requests the caller may see; an empty string means all requests."""
     return "" if principal.may(ADMIN_SCOPES) and not principal.is_restricted else principal.key_id
 
@@ -197,7 +197,7 @@ def _read_cursor(request: Request) -> LogCursor | None:
         case None:
             return None
         case [int(time_us), str(request_id), int(ts_us)]:
-            return LogCursor(_check_bounds(time_us), bounded_id(request_id), _check_bounds(ts_us))
+            return LogCursor(_check_bounds(time_us), shorten_id(request_id), _check_bounds(ts_us))
     raise InvalidRequest(BAD_CURSOR)
 
 
@@ -237,6 +237,8 @@ def _show_bytes(value: bytes | None) -> Any:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        if error.start >= len(value) - 3 and error.reason == "unexpected end of data":  # a character was cut
+        if (
+            error.start >= len(value) - 3 and error.reason == "unexpected end of data"
+        ):  # the value was cut inside a character
             return value[: error.start].decode()
         return {"base64": b64encode(value).decode()}

@@ -17,7 +17,7 @@ KEPT_ID_CHARS = 48  # at most four bytes each, so that the digest also fits
 MAX_TS_S = 253_402_300_800.0  # the year 10000
 ROW_BYTES = 1024  # memory of a row in addition to its payload
 LENGTH_BYTES = 4  # before each element of a BYTES tensor
-UNSHOWN = ("BF16",)  # JSON has no such number, and neither has orjson
+UNSUPPORTED_NUMBERS = ("BF16",)  # data types that JSON cannot represent
 
 
 class LogRow(NamedTuple):
@@ -58,27 +58,27 @@ class RequestEnd(NamedTuple):
     response_bytes: int
 
 
-def row_of(
+def make_log_row(
     request: InferRequest,
     block: BlockDescription | None,
     ending: RequestEnd,
     gateway: str,
     max_payload_bytes: int,
 ) -> LogRow:
-    """Return the row of a request that has ended and has an id. A row never contains files."""
+    """Return the log row of a request that has ended. The row never contains uploaded files."""
     packet, principal, step = request.packet, request.principal, request.controls.session
     seq_no: int | None
     if packet is not None:
-        session_id, seq_no, client_ts_us = packet.session_id, packet.seq_no, _client_ts_us(packet.ts)
+        session_id, seq_no, client_ts_us = packet.session_id, packet.seq_no, _convert_client_time(packet.ts)
         whole: Buffer = packet.data
     else:
         session_id = "" if step is None else step.session_id.removeprefix(principal.session_id(""))
         seq_no, client_ts_us = (None if step is None else step.seq_no), None
         whole = _show_inputs(request.inputs, max_payload_bytes) if max_payload_bytes else b""
     return LogRow(
-        bounded_id(request.request_id),
+        shorten_id(request.request_id),
         int((ending.at_s - ending.duration_s) * 1e6),
-        bounded_id(session_id) or None,
+        shorten_id(session_id) or None,
         None if block is None else block.block_id,
         seq_no,
         client_ts_us,
@@ -87,8 +87,8 @@ def row_of(
         principal.key_id or None,
         principal.name if principal.key_id else None,
         request.protocol,
-        block.model if block is not None else bounded_id(request.model),
-        block.version if block is not None else bounded_id(request.version),
+        block.model if block is not None else shorten_id(request.model),
+        block.version if block is not None else shorten_id(request.version),
         ending.duration_s * 1e3,
         request.size_bytes,
         ending.response_bytes,
@@ -97,29 +97,29 @@ def row_of(
     )
 
 
-def row_from(values: Iterable[Any]) -> LogRow:
-    """Return the row with these values of its columns. Stores keep `seq_no` as text or as a decimal number."""
+def restore_row(values: Iterable[Any]) -> LogRow:
+    """Return the row with the column values that a store returned, whose `seq_no` may be a text or a decimal."""
     found = LogRow._make(values)
     return found if found.seq_no is None else found._replace(seq_no=int(found.seq_no))
 
 
-def with_seq_no(row: LogRow, make: Callable[[int], Any]) -> tuple[Any, ...]:
+def convert_seq_no(row: LogRow, make: Callable[[int], Any]) -> tuple[Any, ...]:
     """Return the row's values; convert `seq_no` with `make` unless it is None."""
     if row.seq_no is None:
         return row
     return (*row[:SEQ_NO], make(row.seq_no), *row[SEQ_NO + 1 :])
 
 
-def size_of(row: LogRow) -> int:
+def estimate_size(row: LogRow) -> int:
     """Estimate the bytes of memory that the row takes."""
     payload = (row.frame_ptr, row.data, row.query_parameters, row.output_ptr)
     return ROW_BYTES + sum([len(each) for each in payload if each is not None])
 
 
-def bounded_id(given: str) -> str:
-    """Return an id that every store can index: without NUL and, if the id is too long, with a digest as its end.
+def shorten_id(given: str) -> str:
+    """Return the id in a form that every store can index: without NUL, and with a digest in place of a long end.
 
-    Queries call this function for the ids to find, too.
+    Queries must convert the ids to find in this way, too.
     """
     if len(given) <= MAX_ID_BYTES and given.isascii() and "\0" not in given:
         return given
@@ -130,7 +130,7 @@ def bounded_id(given: str) -> str:
     return f"{text[:KEPT_ID_CHARS]}~{blake2b(raw, digest_size=16).hexdigest()}"
 
 
-def _client_ts_us(ts_s: float) -> int | None:
+def _convert_client_time(ts_s: float) -> int | None:
     return int(ts_s * 1e6) if 0.0 < ts_s < MAX_TS_S else None  # False for NaN
 
 
@@ -164,14 +164,16 @@ def _show_inputs(inputs: Sequence[Tensor], max_bytes: int) -> bytes:
 def _show_tensor(tensor: Tensor, max_bytes: int) -> Any:
     if tensor.datatype == BYTES:
         return _show_texts(tensor.data, max_bytes)
-    is_shown = tensor.datatype in ITEM_SIZES and tensor.datatype not in UNSHOWN and len(tensor.data) <= max_bytes
+    is_shown = (
+        tensor.datatype in ITEM_SIZES and tensor.datatype not in UNSUPPORTED_NUMBERS and len(tensor.data) <= max_bytes
+    )
     if is_shown and len(tensor.data) % ITEM_SIZES[tensor.datatype] == 0:
         return np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype])
     return {"datatype": tensor.datatype, "shape": tensor.shape}
 
 
 def _show_texts(data: Buffer, max_bytes: int) -> list[Any]:
-    """Return the elements that begin in the first `max_bytes` of the data: texts unchanged, files as their size."""
+    """Return the elements that begin in the first `max_bytes` of the data. Files are replaced by their size."""
     found: list[Any] = []
     at, end = 0, min(len(data), max_bytes)
     while at + LENGTH_BYTES <= end:

@@ -11,10 +11,10 @@ class TimeSpan(NamedTuple):
     end_us: int
 
 
-def missing_spans(existing: Sequence[TimeSpan], first_us: int, last_us: int, step_us: int) -> list[TimeSpan]:
+def find_missing_spans(existing: Sequence[TimeSpan], first_us: int, last_us: int, step_us: int) -> list[TimeSpan]:
     """Return the spans to create, on a grid of `step_us`, so that every time from first to last is in a span.
 
-    After a change of the step, a span is shorter where it would overlap a span of the earlier grid.
+    After a change of `step_us`, a span is cut where it would overlap an existing span of the earlier grid.
     """
     found: list[TimeSpan] = []
     at = first_us // step_us * step_us
@@ -32,7 +32,7 @@ def missing_spans(existing: Sequence[TimeSpan], first_us: int, last_us: int, ste
     return found
 
 
-def expired_spans(existing: Sequence[TimeSpan], before_us: int) -> list[TimeSpan]:
+def find_expired_spans(existing: Sequence[TimeSpan], before_us: int) -> list[TimeSpan]:
     """Return the spans that end before a time."""
     return [span for span in existing if span.end_us <= before_us]
 

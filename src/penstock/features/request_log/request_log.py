@@ -13,7 +13,7 @@ from penstock.core.errors import Unavailable
 from penstock.core.requests import InferRequest
 from penstock.features.request_log.log_buffer import LogBuffer
 from penstock.features.request_log.log_query import LogQuery
-from penstock.features.request_log.log_row import LogRow, RequestEnd, row_of
+from penstock.features.request_log.log_row import LogRow, RequestEnd, make_log_row
 from penstock.features.request_log.log_stores.log_store import LogStore
 from penstock.telemetry.background import BackgroundTasks
 from penstock.telemetry.metrics import RequestLogMetrics
@@ -27,7 +27,7 @@ FULL, REJECTED, SHUTDOWN, BUG = "buffer_full", "rejected", "shutdown", "bug"  # 
 
 
 class RequestLog:
-    """Logs requests without delaying them: if the store cannot keep up, rows are lost, and counted."""
+    """Logs requests without delaying them. If the store is too slow, rows are dropped and counted."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RequestLog:
         self._tasks.supervise("request-log-tidy", self._tidy, every=lambda: TIDY_S, deadline_s=None)
 
     async def close(self) -> None:
-        """Write the waiting rows for at most CLOSE_S; rows that are left then are lost."""
+        """Write the waiting rows for at most CLOSE_S; drop the rest."""
         await self._tasks.close()
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -83,7 +83,7 @@ class RequestLog:
             if not request.request_id:
                 request.request_id = uuid4().hex
             ending = RequestEnd(status, self._clock(), duration_s, response_bytes)
-            row = row_of(request, block, ending, self._gateway, self._max_payload_bytes)
+            row = make_log_row(request, block, ending, self._gateway, self._max_payload_bytes)
             if self._is_closed:
                 self._count_lost(SHUTDOWN, 1)
             elif self._buffer.add(row):
@@ -105,7 +105,7 @@ class RequestLog:
             raise Unavailable("the request log's store does not answer now; try again later") from error
 
     def publish(self) -> None:
-        """Update this gateway's part of the shared metrics."""
+        """Update the metric that counts the waiting rows."""
         self._metrics.waiting.set(len(self._buffer))
 
     async def _write_next(self) -> None:
@@ -120,10 +120,10 @@ class RequestLog:
             await asyncio.sleep(RETRY_S)
 
     async def _write(self) -> None:
-        batch = self._buffer.batch()
+        batch = self._buffer.peek_batch()
         if batch:
             written = await self._store.write(batch)
-            self._buffer.done()
+            self._buffer.drop_batch()
             self._metrics.rows.inc(written.rows)
             self._count_lost(REJECTED, written.rejected)
         if not len(self._buffer):

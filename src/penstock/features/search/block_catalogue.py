@@ -1,4 +1,4 @@
-"""A table of all blocks that can be found, one per row, with indexes. Pure: no I/O.
+"""A table of the blocks that a search can find, one per row, with indexes. Pure: no I/O.
 
 Methods that read many rows are generators that pause between slices of work, so that the caller can let other tasks
 of the event loop run. Blocks may change during a pause, so `select` checks the changed blocks again at its end.
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from penstock.features.search.block_query import BlockQuery
 from penstock.features.search.conditions import Condition, ConditionGroup, ValueComparison, matches
 from penstock.features.search.documents import BlockDocument, BlockSource, InstanceMetrics
-from penstock.features.search.metric_aggregates import metric_failure
+from penstock.features.search.metric_aggregates import find_failed_metric
 from penstock.features.search.path_index import SLICE, Column, Mask, Steps
 
 SEARCHED = ValueComparison(("state",), "IN", ("ready", "dormant"))
 MAX_COLUMNS = 64
-MAX_SELECTED = 8  # filters whose selected blocks are kept
+MAX_SELECTED = 8  # cached results, one per filter
 BUILD_SLICE = 64  # rows per slice that are added to an index
 FOUND_SLICE = 256  # blocks per slice that passed the filters
 METRIC_SLICE = 8  # blocks per slice whose live metrics are read
@@ -109,7 +109,7 @@ class BlockCatalogue:
     # --- queries
 
     def select(self, query: BlockQuery) -> Generator[None, None, Sequence[BlockDocument]]:
-        """Return the blocks in service that pass the query's filters. Until a block changes, return the same object."""
+        """Return the blocks in service that pass the query's filters. The result is cached until a block changes."""
         filters = repr((query.cluster, query.block))
         chosen = self._selected.get(filters)
         if chosen is None:
@@ -140,7 +140,7 @@ class BlockCatalogue:
                 if document is not None and (not changed or self._passes_filters(query, document)):
                     chosen.append(document)
             if not has_changed.any():
-                chosen += cast(list[BlockDocument], documents)  # rows without a change have a document
+                chosen += cast(list[BlockDocument], documents)  # every unchanged row has a document
             yield
         return chosen
 
@@ -149,7 +149,7 @@ class BlockCatalogue:
     ) -> Generator[None, None, list[BlockDocument]]:
         chosen = []
         for count, document in enumerate(documents, 1):
-            if metric_failure(condition, self.instances(document)) is None:
+            if find_failed_metric(condition, self.instances(document)) is None:
                 chosen.append(document)
             if not count % METRIC_SLICE:
                 yield
@@ -172,11 +172,11 @@ class BlockCatalogue:
             return mask
         assert isinstance(condition, ValueComparison)
         comparison = ValueComparison(prefix + condition.path, condition.operator, condition.value)
-        column = yield from self.column(comparison.path)
+        column = yield from self.get_column(comparison.path)
         found: Mask = yield from column.select(comparison, rows)
         return found
 
-    def column(self, path: tuple[str, ...]) -> Generator[None, None, Column]:
+    def get_column(self, path: tuple[str, ...]) -> Generator[None, None, Column]:
         """Return the index of the values at the path; build the index if needed."""
         column = self._columns.get(path)
         if column is None or column.is_sparse:

@@ -12,7 +12,7 @@ from penstock.features.search.conditions import (
     ConditionParser,
     check_keys,
     choose,
-    invalid,
+    make_query_error,
     unwrap,
 )
 
@@ -41,17 +41,17 @@ class BlockQuery:
 def parse_query(text: str | bytes) -> BlockQuery:
     """Return the query, or raise InvalidRequest with the problem and the allowed values."""
     if len(text) > MAX_QUERY_BYTES:
-        raise invalid(f"the query has {len(text)} bytes, and may have {MAX_QUERY_BYTES}")
+        raise make_query_error(f"the query has {len(text)} bytes, and may have {MAX_QUERY_BYTES}")
     try:
-        given = orjson.loads(text)
+        json_value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid(f"not JSON: {str(error)[:200]}") from error
-    return read_query(given)
+        raise make_query_error(f"not JSON: {str(error)[:200]}") from error
+    return read_query(json_value)
 
 
-def read_query(given: Any) -> BlockQuery:
+def read_query(json_value: Any) -> BlockQuery:
     """Return the query in decoded JSON, or raise InvalidRequest like `parse_query`."""
-    rule = _read_object(given, "query_parameters", _RULE_KEYS)
+    rule = _read_object(json_value, "query_parameters", _RULE_KEYS)
     if "matchType" in rule:
         choose(rule["matchType"], MATCH_TYPES, "matchType")
     policy = _read_object(rule.get("rankingPolicyRule"), "rankingPolicyRule", _POLICY_KEYS)
@@ -63,7 +63,7 @@ def read_query(given: Any) -> BlockQuery:
     if "filter" in rule:
         filters.append(rule["filter"])
     if len(filters) > 1:
-        raise invalid("the query has more than one filter: keep one of filterRule and filter")
+        raise make_query_error("the query has more than one filter: keep one of filterRule and filter")
     conditions = _read_conditions(filters[0] if filters else None)
     return BlockQuery(
         *conditions,
@@ -74,16 +74,16 @@ def read_query(given: Any) -> BlockQuery:
     )
 
 
-def _find_filter(given: Any) -> Any:
-    rule = _read_object(given, "filterRule", ("matchType", "filter"))
+def _find_filter(json_value: Any) -> Any:
+    rule = _read_object(json_value, "filterRule", ("matchType", "filter"))
     found = rule.get("filter")
     if "matchType" in rule and choose(rule["matchType"], MATCH_TYPES, "filterRule.matchType") == "cluster":
         _read_object(found, "filterRule.filter (its matchType is cluster)", ("clusterQuery",))
     return found
 
 
-def _read_conditions(given: Any) -> tuple[Condition | None, Condition | None, Condition | None]:
-    found, parser = _read_object(given, "filter", _FILTER_KEYS), ConditionParser()
+def _read_conditions(json_value: Any) -> tuple[Condition | None, Condition | None, Condition | None]:
+    found, parser = _read_object(json_value, "filter", _FILTER_KEYS), ConditionParser()
     return (
         parser.parse(found.get("clusterQuery"), "clusterQuery"),
         parser.parse(found.get("blockQuery"), "blockQuery"),
@@ -91,26 +91,26 @@ def _read_conditions(given: Any) -> tuple[Condition | None, Condition | None, Co
     )
 
 
-def _read_object(given: Any, where: str, known: Sequence[str] = ()) -> Mapping[str, Any]:
+def _read_object(json_value: Any, location: str, known: Sequence[str] = ()) -> Mapping[str, Any]:
     """Return an object without its wrappers; null is an empty object. If `known` is empty, any keys are allowed."""
-    found = unwrap(given, where)
+    found = unwrap(json_value, location)
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise invalid(f"{where} must be an object")
+        raise make_query_error(f"{location} must be an object")
     if known:
-        check_keys(found, known, where)
+        check_keys(found, known, location)
     return found
 
 
-def _read_text(given: Any, where: str) -> str:
-    if not isinstance(given, str) or len(given) > MAX_VALUE_CHARS:
-        raise invalid(f"{where} must be a text of at most {MAX_VALUE_CHARS} characters")
-    return given
+def _read_text(json_value: Any, location: str) -> str:
+    if not isinstance(json_value, str) or len(json_value) > MAX_VALUE_CHARS:
+        raise make_query_error(f"{location} must be a text of at most {MAX_VALUE_CHARS} characters")
+    return json_value
 
 
-def _read_policy_name(given: Any) -> str:
-    name = _read_text(given, "policyRuleURI")
+def _read_policy_name(json_value: Any) -> str:
+    name = _read_text(json_value, "policyRuleURI")
     if not name:
-        raise invalid("policyRuleURI is empty: name a policy as name:version, or leave it out")
+        raise make_query_error("policyRuleURI is empty: name a policy as name:version, or leave it out")
     return name if ":" in name else f"{name}:v1"

@@ -6,7 +6,7 @@ from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from penstock.core.cluster.rendezvous import compute_digest
-from penstock.features.search.conditions import check_keys, choose, invalid
+from penstock.features.search.conditions import check_keys, choose, make_query_error
 from penstock.features.search.documents import BlockDocument, InstanceMetrics
 
 SLICE = 8  # blocks per slice of work
@@ -21,7 +21,7 @@ Instances = Callable[[BlockDocument], Sequence[InstanceMetrics]]
 
 class RankedBlock(NamedTuple):
     document: BlockDocument
-    score: float  # by the measure of the policy
+    score: float  # the value by which the policy ranked the block
     reason: str
 
 
@@ -37,26 +37,26 @@ class RankingSettings:
 
 @dataclass(frozen=True, slots=True)
 class RankingTurn:
-    """The parts of a ranking that differ between two requests with the same query."""
+    """The inputs of a ranking that differ between requests with equal queries."""
 
-    session: str  # ties are broken by its hash, so that gateways choose alike
-    number: int = 0  # of the query's resolutions so far
+    session: str  # its hash breaks ties, so that all gateways choose alike
+    number: int = 0  # how many requests with this query were resolved before
 
 
-def read_settings(policy: str, given: Mapping[str, Any]) -> RankingSettings:
+def read_settings(policy: str, json_settings: Mapping[str, Any]) -> RankingSettings:
     """Return the settings of a built-in policy, or raise InvalidRequest."""
-    check_keys(given, _SEMANTIC_SETTINGS if policy == SEMANTIC else _SETTINGS, "settings")
-    regions = given.get("region", [])
+    check_keys(json_settings, _SEMANTIC_SETTINGS if policy == SEMANTIC else _SETTINGS, "settings")
+    regions = json_settings.get("region", [])
     regions = [regions] if isinstance(regions, str) else regions
     if not isinstance(regions, list) or not all(isinstance(each, str) for each in regions):
-        raise invalid("settings.region must be a text or a list of texts")
-    top_k = given.get("top_k", MAX_TOP)
+        raise make_query_error("settings.region must be a text or a list of texts")
+    top_k = json_settings.get("top_k", MAX_TOP)
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= MAX_TOP:
-        raise invalid(f"settings.top_k must be a whole number from 1 to {MAX_TOP}")
-    threshold = given.get("threshold", 0.0)
+        raise make_query_error(f"settings.top_k must be a whole number from 1 to {MAX_TOP}")
+    threshold = json_settings.get("threshold", 0.0)
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
-        raise invalid("settings.threshold must be a number from 0 to 1")
-    method = choose(given.get("method", "semantic"), METHODS, "settings.method")
+        raise make_query_error("settings.threshold must be a number from 0 to 1")
+    method = choose(json_settings.get("method", "semantic"), METHODS, "settings.method")
     return RankingSettings(tuple(regions), top_k, float(threshold), method)
 
 
@@ -78,7 +78,10 @@ def rank(
         score, reason = measure(() if measure is _draw_score else instances(document))
         tie = compute_digest(f"{turn.session}/{document.cluster_id}/{document.block_id}")
         best.append(
-            ((is_elsewhere(document, settings), score, tie, document.block_id), RankedBlock(document, score, reason))
+            (
+                (is_outside_regions(document, settings), score, tie, document.block_id),
+                RankedBlock(document, score, reason),
+            )
         )
         if not count % SLICE:
             if len(best) > 2 * most + 16 * SLICE:
@@ -87,16 +90,16 @@ def rank(
     return [ranked for _, ranked in nsmallest(most, best, key=lambda each: each[0])]
 
 
-def is_elsewhere(document: BlockDocument, settings: RankingSettings) -> bool:
-    """Return whether the settings prefer regions, and the block is not in one of them."""
+def is_outside_regions(document: BlockDocument, settings: RankingSettings) -> bool:
+    """Return whether the settings prefer some regions, and the block is in none of them."""
     return bool(settings.regions) and document.region not in settings.regions
 
 
 def _rank_in_turn(
     documents: Iterable[BlockDocument], settings: RankingSettings, turn: RankingTurn, limit: int
 ) -> list[RankedBlock]:
-    ordered = sorted(documents, key=lambda each: (is_elsewhere(each, settings), each.key))
-    preferred = [each for each in ordered if not is_elsewhere(each, settings)] or ordered
+    ordered = sorted(documents, key=lambda each: (is_outside_regions(each, settings), each.key))
+    preferred = [each for each in ordered if not is_outside_regions(each, settings)] or ordered
     first = turn.number % len(preferred) if preferred else 0
     turned = preferred[first:] + preferred[:first] + ordered[len(preferred) :]
     reason = f"turn {turn.number + 1} of this query"
@@ -104,7 +107,7 @@ def _rank_in_turn(
 
 
 def _measure_load(instances: Sequence[InstanceMetrics]) -> tuple[float, str]:
-    """Measure the load: the requests, divided by the number of requests that the block can run at once."""
+    """Return the block's load: its requests, divided by the number of requests that it can run at once."""
     if not instances:
         return 1e9, "no instance is loaded"
     busy = sum(each.get("in_flight", 0.0) + each.get("waiting", 0.0) for each in instances)
@@ -113,7 +116,7 @@ def _measure_load(instances: Sequence[InstanceMetrics]) -> tuple[float, str]:
 
 
 def _measure_latency(instances: Sequence[InstanceMetrics]) -> tuple[float, str]:
-    """Measure the mean of the workers' recent latencies. Blocks without measurements rank first, to be measured."""
+    """Return the mean of the workers' recent latencies. Blocks without a measurement rank first, to get measured."""
     found = [each["latency_ms"] for each in instances if each.get("latency_ms", 0.0) > 0]
     if not instances:
         return 1e9, "no instance is loaded"

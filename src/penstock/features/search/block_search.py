@@ -15,15 +15,15 @@ from penstock.core.requests import InferRequest
 from penstock.features.search.block_catalogue import BlockCatalogue
 from penstock.features.search.block_query import BlockQuery, parse_query
 from penstock.features.search.block_ranking import MAX_TOP, MEASURED, RankedBlock, RankingTurn, rank, read_settings
-from penstock.features.search.conditions import invalid
+from penstock.features.search.conditions import make_query_error
 from penstock.features.search.documents import BlockDocument
 from penstock.features.search.session_choices import SessionChoices
 from penstock.features.search.slices import run_in_slices
 from penstock.telemetry.metrics import SearchMetrics
 
-MAX_QUERIES = 256  # queries whose parsed form and turn are kept
+MAX_QUERIES = 256  # cached queries, with their round-robin counters
 SLICE = 128  # blocks per slice of work
-MAX_NAMED = 3  # clusters, in an error message
+MAX_NAMED = 3  # maximum number of clusters that an error message names
 REFRESH_S = 1.0  # shortest pause between two refreshes in the background
 PAUSES = 20  # the pause after a refresh is this many times as long as the refresh, to limit the CPU time
 
@@ -32,15 +32,15 @@ class Ranker(Protocol):
     """Ranks blocks by one or more policies."""
 
     def names(self) -> Sequence[str]:
-        """Return the ranker's current policies, as name:version."""
+        """Return the names of the ranker's current policies, as name:version."""
 
     async def rank(
         self, query: BlockQuery, documents: Sequence[BlockDocument], turn: RankingTurn, limit: int
     ) -> list[RankedBlock]:
-        """Return the best blocks first, by the policy of the query."""
+        """Return the blocks in the order of the query's policy, the best first."""
 
 
-class Found(NamedTuple):
+class SearchOutcome(NamedTuple):
     """The outcome of a search."""
 
     ranked: Sequence[RankedBlock]
@@ -52,7 +52,7 @@ class Found(NamedTuple):
 
 
 @dataclass(slots=True)
-class _KnownQuery:
+class _CachedQuery:
     query: BlockQuery
     turns: int = 0  # how often it was resolved, for round-robin
 
@@ -75,12 +75,12 @@ class BlockSearch:
         self._metrics = metrics
         self._clock = clock
         self._choices = SessionChoices(settings.session_ttl_s, settings.max_sessions)
-        self._queries: OrderedDict[str, _KnownQuery] = OrderedDict()
+        self._queries: OrderedDict[str, _CachedQuery] = OrderedDict()
         self._refreshing = asyncio.Lock()
-        self.pause_s = REFRESH_S  # until the next refresh in the background
+        self.pause_s = REFRESH_S  # pause until the next refresh in the background
 
     async def resolve(self, request: InferRequest, deadline: float) -> str:
-        """Return the id of the block that the request's query selects: the same block for all requests of a session."""
+        """Return the id of the block that the request's query selects. All requests of a session get one block."""
         packet = request.packet
         assert packet is not None
         session = request.principal.session_id(packet.session_id)
@@ -114,8 +114,8 @@ class BlockSearch:
         *,
         is_callable: bool = False,
         left_s: float = inf,
-    ) -> Found:
-        """Like `search`, but raise DeadlineExceeded after `left_s`, or after the search limit if it is shorter."""
+    ) -> SearchOutcome:
+        """Like `search`, but raise DeadlineExceeded after `left_s`, or after the configured limit if shorter."""
         left_s = min(left_s, self._settings.timeout_s)
         try:
             async with asyncio.timeout(left_s):
@@ -131,7 +131,7 @@ class BlockSearch:
         limit: int = MAX_TOP,
         *,
         is_callable: bool = False,
-    ) -> Found:
+    ) -> SearchOutcome:
         """Return the blocks that match the query, best first; if `is_callable`, only blocks that can be called here."""
         ranker = self._find_ranker(query.policy)
         begin = time.perf_counter()
@@ -144,10 +144,10 @@ class BlockSearch:
             )
         self._metrics.filter_seconds.observe(time.perf_counter() - begin)
         ranked = await ranker.rank(query, documents, turn, limit) if documents else []
-        return Found(ranked, len(documents), len(self.catalogue), frozenset(elsewhere))
+        return SearchOutcome(ranked, len(documents), len(self.catalogue), frozenset(elsewhere))
 
     async def refresh(self) -> None:
-        """Update the catalogue. To be called in the background, too, because the first update takes seconds."""
+        """Update the catalogue. Also runs in the background, because the first update takes seconds."""
         begin = time.perf_counter()
         async with self._refreshing:
             await run_in_slices(self.catalogue.refresh())
@@ -160,7 +160,7 @@ class BlockSearch:
         for ranker in self._rankers:
             if policy in ranker.names():
                 return ranker
-        raise invalid(f"unknown policy '{policy}'; known policies: {', '.join(self.policies())}")
+        raise make_query_error(f"unknown policy '{policy}'; known policies: {', '.join(self.policies())}")
 
     def _select_allowed(
         self, documents: Sequence[BlockDocument], principal: Principal, elsewhere: set[str] | None
@@ -180,17 +180,17 @@ class BlockSearch:
                 yield
         return allowed
 
-    def _find_known_query(self, text: str) -> _KnownQuery:
+    def _find_known_query(self, text: str) -> _CachedQuery:
         known = self._queries.get(text)
         if known is None:
-            known = self._queries[text] = _KnownQuery(parse_query(text))
+            known = self._queries[text] = _CachedQuery(parse_query(text))
             if len(self._queries) > MAX_QUERIES:
                 self._queries.popitem(last=False)
         self._queries.move_to_end(text)
         return known
 
 
-def _explain_none(found: Found, policy: str) -> str:
+def _explain_none(found: SearchOutcome, policy: str) -> str:
     if found.elsewhere and not found.matched:
         clusters = ", ".join(sorted(found.elsewhere)[:MAX_NAMED])
         return (

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core.errors import InvalidRequest
 
 Scalar = str | int | float | bool | None
-Values = tuple[Scalar, ...]  # the values that a document has at a path
+Values = tuple[Scalar, ...]  # all values of a document at one path
 Document = Mapping[str, Any]
 
 OPERATORS = ("==", "!=", "IN", ">", ">=", "<", "<=", "LIKE")
@@ -39,7 +39,7 @@ class ValueComparison:
 
 @dataclass(frozen=True, slots=True)
 class ConditionGroup:
-    """Conditions of which all (AND) or at least one (OR) must hold."""
+    """Several conditions, of which all (AND) or at least one (OR) must hold."""
 
     is_and: bool
     parts: tuple["Condition", ...]
@@ -65,138 +65,145 @@ class ConditionParser:
     """Parses the conditions of one query, and limits their number."""
 
     def __init__(self) -> None:
-        self._left = MAX_CONDITIONS
+        self._conditions_left = MAX_CONDITIONS
 
-    def parse(self, given: Any, where: str, *, is_metric: bool = False) -> Condition | None:
-        """Return the condition, or None if it is left out or empty. `where` names the condition in errors."""
-        given = unwrap(given, where)
-        return None if given in (None, {}) else self._parse(given, where, is_metric, 1)
+    def parse(self, json_value: Any, location: str, *, is_metric: bool = False) -> Condition | None:
+        """Return the condition, or None if `json_value` is null or empty. `location` names the condition in errors."""
+        json_value = unwrap(json_value, location)
+        return None if json_value in (None, {}) else self._parse(json_value, location, is_metric, 1)
 
-    def _parse(self, given: Any, where: str, is_metric: bool, depth: int) -> Condition:
-        if not isinstance(given, dict):
-            raise invalid(f"{where}: a condition is an object, not {_kind_of(given)}")
+    def _parse(self, json_value: Any, location: str, is_metric: bool, depth: int) -> Condition:
+        if not isinstance(json_value, dict):
+            raise make_query_error(f"{location}: a condition is an object, not {_describe_type(json_value)}")
         if depth > MAX_DEPTH:
-            raise invalid(f"{where}: conditions are nested too deep: use at most {MAX_DEPTH} levels")
-        self._left -= 1
-        if self._left < 0:
-            raise invalid(f"the query has more than {MAX_CONDITIONS} conditions: use IN for many values")
-        if "logicalOperator" in given or "conditions" in given:
-            return self._parse_group(given, where, is_metric, depth)
-        return _parse_metric(given, where) if is_metric else _parse_comparison(given, where)
+            raise make_query_error(f"{location}: conditions are nested too deep: use at most {MAX_DEPTH} levels")
+        self._conditions_left -= 1
+        if self._conditions_left < 0:
+            raise make_query_error(f"the query has more than {MAX_CONDITIONS} conditions: use IN for many values")
+        if "logicalOperator" in json_value or "conditions" in json_value:
+            return self._parse_group(json_value, location, is_metric, depth)
+        return _parse_metric(json_value, location) if is_metric else _parse_comparison(json_value, location)
 
-    def _parse_group(self, given: dict[str, Any], where: str, is_metric: bool, depth: int) -> Condition:
-        check_keys(given, ("logicalOperator", "conditions"), where)
-        operator = choose(given.get("logicalOperator", "AND"), LOGICAL, f"{where}.logicalOperator")
-        parts = given.get("conditions")
+    def _parse_group(self, json_value: dict[str, Any], location: str, is_metric: bool, depth: int) -> Condition:
+        check_keys(json_value, ("logicalOperator", "conditions"), location)
+        operator = choose(json_value.get("logicalOperator", "AND"), LOGICAL, f"{location}.logicalOperator")
+        parts = json_value.get("conditions")
         if not isinstance(parts, list) or not parts:
-            raise invalid(f"{where}.conditions must be a list of at least one condition")
+            raise make_query_error(f"{location}.conditions must be a list of at least one condition")
         parsed = (
-            self._parse(unwrap(part, where), f"{where}.conditions[{index}]", is_metric, depth + 1)
+            self._parse(unwrap(part, location), f"{location}.conditions[{index}]", is_metric, depth + 1)
             for index, part in enumerate(parts)
         )
         return ConditionGroup(operator == "AND", tuple(parsed))
 
 
-def unwrap(given: Any, where: str) -> Any:
+def unwrap(json_value: Any, location: str) -> Any:
     """Remove the wrappers `header`, `body` and `values`, which a query may have at every level."""
     for _ in range(MAX_DEPTH):
-        if not isinstance(given, dict):
-            return given
-        if "body" in given and given.keys() <= {"header", "body"}:
-            given = given["body"]
-        elif given.keys() == {"values"}:
-            given = given["values"]
+        if not isinstance(json_value, dict):
+            return json_value
+        if "body" in json_value and json_value.keys() <= {"header", "body"}:
+            json_value = json_value["body"]
+        elif json_value.keys() == {"values"}:
+            json_value = json_value["values"]
         else:
-            return given
-    raise invalid(f"{where}: wrappers are nested too deep: use at most {MAX_DEPTH} levels")
+            return json_value
+    raise make_query_error(f"{location}: wrappers are nested too deep: use at most {MAX_DEPTH} levels")
 
 
-def check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in given:
+def check_keys(json_value: Mapping[str, Any], known: Sequence[str], location: str) -> None:
+    for key in json_value:
         if key not in known:
-            raise invalid(f"{where}: unknown key '{key[:80]}'; known keys: {', '.join(known)}")
+            raise make_query_error(f"{location}: unknown key '{key[:80]}'; known keys: {', '.join(known)}")
 
 
-def choose(given: Any, known: Sequence[str], where: str) -> str:
-    """Return the value if it is one of the known values; otherwise raise InvalidRequest."""
-    if not isinstance(given, str) or given not in known:
-        raise invalid(f"{where}: unknown value {_format_value(given)}; known values: {', '.join(known)}")
-    return given
+def choose(json_value: Any, known: Sequence[str], location: str) -> str:
+    """Return `json_value` if it is one of the known values; otherwise raise InvalidRequest."""
+    if not isinstance(json_value, str) or json_value not in known:
+        raise make_query_error(
+            f"{location}: unknown value {_format_value(json_value)}; known values: {', '.join(known)}"
+        )
+    return json_value
 
 
-def invalid(text: str) -> InvalidRequest:
+def make_query_error(text: str) -> InvalidRequest:
     return InvalidRequest(f"invalid search query: {text}", reason="invalid_query")
 
 
-def _parse_comparison(given: dict[str, Any], where: str) -> ValueComparison:
-    check_keys(given, ("variable", "operator", "value"), where)
-    path = _parse_path(given.get("variable"), where)
+def _parse_comparison(json_value: dict[str, Any], location: str) -> ValueComparison:
+    check_keys(json_value, ("variable", "operator", "value"), location)
+    path = _parse_path(json_value.get("variable"), location)
     if path[0] == "component" and len(path) > 1:
         path = path[1:]
-    operator = choose(given.get("operator"), OPERATORS, f"{where}.operator")
-    if "value" not in given:
-        raise invalid(f"{where}: `value` is missing")
-    value = given["value"]
+    operator = choose(json_value.get("operator"), OPERATORS, f"{location}.operator")
+    if "value" not in json_value:
+        raise make_query_error(f"{location}: `value` is missing")
+    value = json_value["value"]
     if operator == "IN":
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_LISTED:
-            raise invalid(f"{where}: IN needs a list of 1 to {MAX_LISTED} values, not {_kind_of(value)}")
-        return ValueComparison(path, operator, tuple(_check_scalar(each, where) for each in value))
-    value = _check_scalar(value, where)
+            raise make_query_error(
+                f"{location}: IN needs a list of 1 to {MAX_LISTED} values, not {_describe_type(value)}"
+            )
+        return ValueComparison(path, operator, tuple(_check_scalar(each, location) for each in value))
+    value = _check_scalar(value, location)
     if operator == "LIKE" and (not isinstance(value, str) or not value):
-        raise invalid(f"{where}: LIKE needs a text of at least one character, not {_kind_of(value)}")
+        raise make_query_error(f"{location}: LIKE needs a text of at least one character, not {_describe_type(value)}")
     if operator in _ORDERS and (value is None or isinstance(value, bool)):
-        raise invalid(f"{where}: {operator} needs a number or a text, not {_kind_of(value)}")
+        raise make_query_error(f"{location}: {operator} needs a number or a text, not {_describe_type(value)}")
     return ValueComparison(path, operator, value)
 
 
-def _parse_metric(given: dict[str, Any], where: str) -> MetricComparison:
-    check_keys(given, ("aggOperator", "target", "variable", "operator", "value"), where)
-    aggregate = choose(given.get("aggOperator", "avg"), AGGREGATES, f"{where}.aggOperator")
-    target = choose(given.get("target", given.get("variable")), METRICS, f"{where}.target")
+def _parse_metric(json_value: dict[str, Any], location: str) -> MetricComparison:
+    check_keys(json_value, ("aggOperator", "target", "variable", "operator", "value"), location)
+    aggregate = choose(json_value.get("aggOperator", "avg"), AGGREGATES, f"{location}.aggOperator")
+    target = choose(json_value.get("target", json_value.get("variable")), METRICS, f"{location}.target")
     known = ("==", "!=", *_ORDERS)
-    operator = choose(given.get("operator"), known, f"{where}.operator")
-    value = given.get("value")
+    operator = choose(json_value.get("operator"), known, f"{location}.operator")
+    value = json_value.get("value")
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise invalid(f"{where}: `value` must be a number, not {_kind_of(value)}")
+        raise make_query_error(f"{location}: `value` must be a number, not {_describe_type(value)}")
     return MetricComparison(aggregate, target, operator, float(value))
 
 
-def _parse_path(given: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(given, str) or not 0 < len(given) <= MAX_PATH_CHARS:
-        raise invalid(
-            f"{where}: `variable` must be a dotted path of 1 to {MAX_PATH_CHARS} characters, not {_format_value(given)}"
+def _parse_path(json_value: Any, location: str) -> tuple[str, ...]:
+    if not isinstance(json_value, str) or not 0 < len(json_value) <= MAX_PATH_CHARS:
+        raise make_query_error(
+            f"{location}: `variable` must be a dotted path of 1 to {MAX_PATH_CHARS} characters, "
+            f"not {_format_value(json_value)}"
         )
-    path = tuple(given.split("."))
+    path = tuple(json_value.split("."))
     if not all(path) or len(path) > MAX_DEPTH:
-        raise invalid(f"{where}: '{given[:80]}' is not a dotted path of at most {MAX_DEPTH} names")
+        raise make_query_error(f"{location}: '{json_value[:80]}' is not a dotted path of at most {MAX_DEPTH} names")
     return path
 
 
-def _check_scalar(given: Any, where: str) -> Scalar:
-    if given is not None and not isinstance(given, str | int | float | bool):
-        raise invalid(f"{where}: a value is a text, a number, true, false or null, not {_kind_of(given)}")
-    if isinstance(given, str) and len(given) > MAX_VALUE_CHARS:
-        raise invalid(f"{where}: a text has {len(given)} characters: use at most {MAX_VALUE_CHARS}")
-    return given
+def _check_scalar(json_value: Any, location: str) -> Scalar:
+    if json_value is not None and not isinstance(json_value, str | int | float | bool):
+        raise make_query_error(
+            f"{location}: a value is a text, a number, true, false or null, not {_describe_type(json_value)}"
+        )
+    if isinstance(json_value, str) and len(json_value) > MAX_VALUE_CHARS:
+        raise make_query_error(f"{location}: a text has {len(json_value)} characters: use at most {MAX_VALUE_CHARS}")
+    return json_value
 
 
-def _kind_of(given: Any) -> str:
-    if given is None:
+def _describe_type(json_value: Any) -> str:
+    if json_value is None:
         return "null"
-    if isinstance(given, bool):
+    if isinstance(json_value, bool):
         return "true or false"
     names = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number"}
-    return names.get(type(given), "this value")
+    return names.get(type(json_value), "this value")
 
 
-def _format_value(given: Any) -> str:
-    return f"'{given[:80]}'" if isinstance(given, str) else _kind_of(given)
+def _format_value(json_value: Any) -> str:
+    return f"'{json_value[:80]}'" if isinstance(json_value, str) else _describe_type(json_value)
 
 
 # --- documents
 
 
-def values_at(document: Any, path: Sequence[str]) -> Values:
+def find_values(document: Any, path: Sequence[str]) -> Values:
     """Return the scalars at the path. A path through a list continues in all elements of the list."""
     found = [document]
     for name in path:
@@ -219,35 +226,35 @@ def _flatten(found: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def test_of(comparison: ValueComparison) -> Callable[[Scalar], bool]:
+def make_value_test(comparison: ValueComparison) -> Callable[[Scalar], bool]:
     """Return the function that tests one value against the comparison."""
     operator, value = comparison.operator, comparison.value
     if operator in ("==", "IN"):
-        wanted = {key_of(each) for each in (value if isinstance(value, tuple) else (value,))}
-        return lambda each: key_of(each) in wanted
+        wanted = {make_key(each) for each in (value if isinstance(value, tuple) else (value,))}
+        return lambda each: make_key(each) in wanted
     assert not isinstance(value, tuple)
     if operator == "!=":
-        refused = key_of(value)
-        return lambda each: key_of(each) != refused
+        refused = make_key(value)
+        return lambda each: make_key(each) != refused
     if operator == "LIKE":
-        return _like_test(str(value))
+        return _make_like_test(str(value))
     order = _ORDERS[operator]
     if isinstance(value, str):
         return lambda each: isinstance(each, str) and order(each, value)
     return lambda each: isinstance(each, int | float) and not isinstance(each, bool) and order(each, value)
 
 
-def _like_test(pattern: str) -> Callable[[Scalar], bool]:
-    """Return the test for a text that contains the parts between `*` in order; upper and lower case are equal."""
+def _make_like_test(pattern: str) -> Callable[[Scalar], bool]:
+    """Return a test whether a text contains, in order, the parts of the pattern between `*`; case is ignored."""
     parts = [part for part in pattern.casefold().split("*") if part]
     if len(parts) == 1:
         part = parts[0]
         return lambda each: isinstance(each, str) and part in each.casefold()
 
-    def contains_all(each: Scalar) -> bool:
-        if not isinstance(each, str):
+    def contains_all(text: Scalar) -> bool:
+        if not isinstance(text, str):
             return False
-        text, at = each.casefold(), 0
+        text, at = text.casefold(), 0
         for part in parts:
             found = text.find(part, at)
             if found < 0:
@@ -258,28 +265,28 @@ def _like_test(pattern: str) -> Callable[[Scalar], bool]:
     return contains_all
 
 
-def key_of(value: Scalar) -> Any:
-    """Return a key that is equal only for equal values. Without it, Python would treat True as equal to 1."""
+def make_key(value: Scalar) -> Any:
+    """Return a dictionary key for a value that distinguishes True from 1, which Python treats as equal."""
     return (value,) if isinstance(value, bool) else value
 
 
 def matches(condition: Condition | None, document: Document) -> bool:
-    """Return whether the document satisfies the condition, which has no metrics."""
-    return failure(condition, document) is None
+    """Return whether the document satisfies the condition, which must not contain metrics."""
+    return find_failed_comparison(condition, document) is None
 
 
-def failure(condition: Condition | None, document: Document) -> ValueComparison | None:
+def find_failed_comparison(condition: Condition | None, document: Document) -> ValueComparison | None:
     """Return the first comparison that keeps the document from matching, or None if the document matches."""
     if condition is None:
         return None
     if isinstance(condition, ConditionGroup):
-        failures = [failure(part, document) for part in condition.parts]
+        failures = [find_failed_comparison(part, document) for part in condition.parts]
         if condition.is_and:
             return next((each for each in failures if each is not None), None)
         return None if None in failures else failures[0]
     assert isinstance(condition, ValueComparison)
-    test = test_of(condition)
-    return None if any(test(each) for each in values_at(document, condition.path)) else condition
+    test = make_value_test(condition)
+    return None if any(test(each) for each in find_values(document, condition.path)) else condition
 
 
 def compare_metric(comparison: MetricComparison, value: float | None) -> bool:

@@ -1,16 +1,16 @@
-"""The documents of blocks, which queries test, and the sources that publish the documents."""
+"""Documents describe blocks for search queries; sources publish the documents."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 InstanceMetrics = Mapping[str, float]  # by the names in conditions.METRICS
-MAX_TEXT_CHARS = 2000  # of a block's description and tags
+MAX_TEXT_CHARS = 2000  # maximum length of a block's description and tags together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockDocument:
-    """The properties of a block that queries can test. A source returns the same object until the block changes."""
+    """The properties of a block that queries can test. A source reuses the object until the block changes."""
 
     cluster_id: str
     block_id: str

@@ -7,9 +7,9 @@ from typing import Any
 from penstock.core.principals import Principal
 from penstock.features.search.block_catalogue import SEARCHED, BlockCatalogue
 from penstock.features.search.block_query import BlockQuery
-from penstock.features.search.conditions import failure, values_at
+from penstock.features.search.conditions import find_failed_comparison, find_values
 from penstock.features.search.documents import BlockDocument
-from penstock.features.search.metric_aggregates import metric_failure
+from penstock.features.search.metric_aggregates import find_failed_metric
 
 SLICE = 64  # blocks per slice of work
 
@@ -23,7 +23,7 @@ class FilteredBlock:
     model: str
     filter: str  # state, clusterQuery, blockQuery or blockMetricsQuery
     condition: str
-    found: list[Any]  # the block's values for the condition's variable
+    found: list[Any]  # the values of the block that the condition compared
 
 
 def explain_filters(
@@ -51,10 +51,10 @@ def _explain_block(catalogue: BlockCatalogue, query: BlockQuery, document: Block
         ("blockQuery", query.block, document.values),
     )
     for part, condition, values in parts:
-        failed = failure(condition, values)
+        failed = find_failed_comparison(condition, values)
         if failed is not None:
-            return FilteredBlock(*name, part, str(failed), list(values_at(values, failed.path)))
-    failed_metric = metric_failure(query.metrics, catalogue.instances(document))
+            return FilteredBlock(*name, part, str(failed), list(find_values(values, failed.path)))
+    failed_metric = find_failed_metric(query.metrics, catalogue.instances(document))
     if failed_metric is None:
         return None
     comparison, value = failed_metric

@@ -10,7 +10,7 @@ from penstock.router.slots import SlotState
 
 
 class KnownBlocks(Protocol):
-    """The blocks that the gateway knows, and how to call them."""
+    """The blocks that the gateway has learned from the manager, and the routes to call them."""
 
     @property
     def revision(self) -> int: ...

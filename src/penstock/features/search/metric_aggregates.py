@@ -9,7 +9,7 @@ from penstock.features.search.documents import InstanceMetrics
 _PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def aggregate(name: str, target: str, instances: Sequence[InstanceMetrics]) -> float | None:
+def compute_aggregate(name: str, target: str, instances: Sequence[InstanceMetrics]) -> float | None:
     """Return the aggregate of the metric, or None if no instance has the metric. `count` is never None."""
     values = [each[target] for each in instances if target in each]
     if name == "count":
@@ -27,17 +27,17 @@ def aggregate(name: str, target: str, instances: Sequence[InstanceMetrics]) -> f
     return sorted(values)[max(0, ceil(_PERCENTILES[name] * len(values)) - 1)]
 
 
-def metric_failure(
+def find_failed_metric(
     condition: Condition | None, instances: Sequence[InstanceMetrics]
 ) -> tuple[MetricComparison, float | None] | None:
-    """Return the first comparison that fails, with the aggregate that it found, or None if the condition holds."""
+    """Return the first failing comparison and its aggregate, or None if the condition holds."""
     if condition is None:
         return None
     if isinstance(condition, ConditionGroup):
-        failures = [metric_failure(part, instances) for part in condition.parts]
+        failures = [find_failed_metric(part, instances) for part in condition.parts]
         if condition.is_and:
             return next((each for each in failures if each is not None), None)
         return None if None in failures else failures[0]
     assert isinstance(condition, MetricComparison)
-    value = aggregate(condition.aggregate, condition.target, instances)
+    value = compute_aggregate(condition.aggregate, condition.target, instances)
     return None if compare_metric(condition, value) else (condition, value)

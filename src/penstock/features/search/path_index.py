@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.features.search.conditions import Document, Scalar, ValueComparison, Values, key_of, test_of, values_at
+from penstock.features.search.conditions import (
+    Document,
+    Scalar,
+    ValueComparison,
+    Values,
+    find_values,
+    make_key,
+    make_value_test,
+)
 
 Mask = NDArray[np.bool_]  # True for the rows, or the codes, that match
 Steps = Generator[None, None, Mask]  # pauses between slices of work, and returns the mask
@@ -18,14 +26,14 @@ SLICE = 1024  # values per slice of work
 ROWS_SLICE = 16_384  # rows per slice, because each row takes little time
 TEST_SLICE = 128  # values per slice if each is tested by a call
 SEPARATOR = "\0"  # between the texts of a row with several texts
-FEW = 64  # with more matching texts in a slice, each text is tested by itself
+MAX_SINGLE_TESTS = 64  # with more matching texts in a slice, each text is tested by itself
 MAX_VERDICTS = 16  # comparisons whose results a column keeps
 
 
 class Column:
     """The values of all rows at one path.
 
-    Rows with the same values share a code, so that each comparison is computed once per code and not once per row.
+    Rows with equal values share a code, so that each comparison is computed once per code and not once per row.
     """
 
     def __init__(self, path: tuple[str, ...], rows: int) -> None:
@@ -46,10 +54,10 @@ class Column:
     def put(self, row: int, document: Document | None) -> None:
         if row >= len(self._codes):
             self._codes = np.concatenate([self._codes, np.zeros(max(len(self._codes), row), np.int32)])
-        self._codes[row] = 0 if document is None else self._assign_code(values_at(document, self.path))
+        self._codes[row] = 0 if document is None else self._assign_code(find_values(document, self.path))
 
     def select(self, comparison: ValueComparison, rows: int) -> Steps:
-        """Return a mask of the first `rows` rows; its values are arbitrary for rows that change during a pause."""
+        """Return a mask of the matching rows among the first `rows`; rows that change during a pause may be wrong."""
         codes: Mask
         if comparison.operator in ("==", "IN"):
             codes = self._match_equal(comparison)
@@ -58,12 +66,14 @@ class Column:
         mask: Mask = np.empty(rows, np.bool_)
         for first in range(0, rows, ROWS_SLICE):
             last = min(first + ROWS_SLICE, rows)
-            codes.take(self._codes[first:last], out=mask[first:last], mode="clip")  # new codes may be beyond the end
+            codes.take(
+                self._codes[first:last], out=mask[first:last], mode="clip"
+            )  # the mask may be too short for new codes
             yield
         return mask
 
     def _assign_code(self, values: Values) -> int:
-        key = values if len(values) == 1 and type(values[0]) is str else tuple(key_of(each) for each in values)
+        key = values if len(values) == 1 and type(values[0]) is str else tuple(make_key(each) for each in values)
         code = self._known.get(key)
         if code is None:
             code = self._known[key] = len(self._values)
@@ -77,7 +87,7 @@ class Column:
         found: Mask = np.zeros(len(self._values), np.bool_)
         wanted: tuple[Scalar, ...] = comparison.value if isinstance(comparison.value, tuple) else (comparison.value,)
         for value in wanted:
-            if (codes := self._by_element.get(key_of(value))) is not None:
+            if (codes := self._by_element.get(make_key(value))) is not None:
                 found[np.frombuffer(codes, np.int64)] = True
         return found
 
@@ -95,7 +105,7 @@ class Column:
 
 
 class _CodeTexts:
-    """Texts by code. The texts of a slice are also joined into one text, so that one search tests the whole slice."""
+    """Texts by code, joined into one text per slice, so that one substring search tests a whole slice."""
 
     def __init__(self) -> None:
         self._texts = [""]
@@ -113,7 +123,7 @@ class _CodeTexts:
         joined, begins = self._join_texts(start // SLICE, texts)
         found = [False] * len(texts)
         at = joined.find(part)
-        for _ in range(FEW):
+        for _ in range(MAX_SINGLE_TESTS):
             if at < 0:
                 return found
             number = bisect_right(begins, at) - 1
@@ -134,7 +144,7 @@ class _Verdict:
     """The results of one comparison, one per code; results for new codes are appended."""
 
     def __init__(self, comparison: ValueComparison) -> None:
-        self._test = test_of(comparison)
+        self._test = make_value_test(comparison)
         # A pattern without wildcards is found in the joined texts of a code, without a call per value.
         pattern = str(comparison.value).casefold() if comparison.operator == "LIKE" else ""
         self._part = pattern if "*" not in pattern and SEPARATOR not in pattern else ""

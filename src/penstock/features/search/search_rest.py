@@ -13,7 +13,7 @@ from penstock.endpoints.http.openapi import Route, get_principal, make_json_answ
 from penstock.features.search.block_query import MAX_QUERY_BYTES, read_query
 from penstock.features.search.block_ranking import RankedBlock, RankingTurn
 from penstock.features.search.block_search import BlockSearch
-from penstock.features.search.conditions import invalid
+from penstock.features.search.conditions import make_query_error
 from penstock.features.search.explanation import explain_filters
 from penstock.features.search.slices import run_in_slices
 
@@ -72,7 +72,7 @@ class SearchRest:
     )
     async def search(self, request: Request) -> Response:
         if int(request.headers.get("content-length") or 0) > 2 * MAX_QUERY_BYTES:
-            raise invalid(f"the body is too large: it may have {2 * MAX_QUERY_BYTES} bytes")
+            raise make_query_error(f"the body is too large: it may have {2 * MAX_QUERY_BYTES} bytes")
         body, principal = await read_body_as(request, SearchBody), get_principal(request)
         query = read_query(body.query)
         turn = RankingTurn(principal.session_id(body.session_id))

@@ -38,7 +38,7 @@ class SessionChoices:
         return choice
 
     def keep(self, key: bytes, cluster_id: str, block_id: str, now: float) -> SessionChoice:
-        """Remember and return this choice, unless another request was resolved meanwhile; then return that one."""
+        """Store and return this choice, or return the choice that a concurrent request of the session has stored."""
         choice = self.find(key, now)
         if choice is None:
             choice = self._choices[key] = SessionChoice(cluster_id, block_id, now + self._ttl_s)

@@ -6,11 +6,11 @@ from collections.abc import Generator
 from typing import TypeVar
 
 T = TypeVar("T")
-SLICE_S = 0.00005  # computing time between two turns of the event loop
+SLICE_S = 0.00005  # computing time before other tasks of the event loop get a turn
 
 
 async def run_in_slices(steps: Generator[None, None, T]) -> T:
-    """Return the generator's result; let other tasks run whenever it has computed for `SLICE_S`."""
+    """Run the generator and return its result; let other tasks run after every `SLICE_S` of computing."""
     until = time.perf_counter() + SLICE_S
     while True:
         try:

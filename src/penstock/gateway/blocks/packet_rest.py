@@ -17,7 +17,7 @@ from penstock.core.principals import INFERENCE_SCOPES
 from penstock.core.requests import InferRequest, PacketFields
 from penstock.endpoints.http.openapi import Route, make_json_answer
 from penstock.endpoints.large_messages import LARGE_BYTES
-from penstock.features.async_requests.async_rest import ASYNC, accepted
+from penstock.features.async_requests.async_rest import ASYNC, build_accepted_response
 from penstock.gateway.blocks.packet import MAX_SHOWN_CHARS, BlockPacket, check_packet, parse_metadata
 from penstock.gateway.blocks.packet_answer import AnswerParts
 from penstock.gateway.blocks.packet_calls import PacketCalls, make_answer_body
@@ -81,7 +81,7 @@ class PacketRest:
         with self._calls.counting_rejected(call.request, request):
             inputs = await self._packets.prepare(packet, request)
             if inputs.is_async and ASYNC not in call.request.scope:
-                return accepted(await self._packets.start(request, inputs, call.request.url.path))
+                return build_accepted_response(await self._packets.start(request, inputs, call.request.url.path))
         with self._calls.watch_disconnect(call):
             parts = await self._packets.run(request, inputs)
         call.limit_statuses = request.limit_statuses

@@ -103,17 +103,17 @@ async def test_an_invalid_handshake_gets_an_error() -> None:
             writer.close()
 
 
-def frame(opcode: int, data: bytes = b"", is_final: bool = True) -> bytes:
+def encode_frame(opcode: int, data: bytes = b"", is_final: bool = True) -> bytes:
     """Return a short frame of a client, with a mask of zeros."""
     return bytes([opcode | (0x80 if is_final else 0), 0x80 | len(data)]) + bytes(4) + data
 
 
 FRAGMENT, TEXT, PING, PONG = 0, 1, 9, 10
 FLOODS = {
-    "fragments": (frame(TEXT, b"a", is_final=False), frame(FRAGMENT, b"a", is_final=False)),
-    "empty fragments": (frame(TEXT, is_final=False), frame(FRAGMENT, is_final=False)),
-    "pings": (b"", frame(PING, b"are you there?")),
-    "pongs": (b"", frame(PONG)),
+    "fragments": (encode_frame(TEXT, b"a", is_final=False), encode_frame(FRAGMENT, b"a", is_final=False)),
+    "empty fragments": (encode_frame(TEXT, is_final=False), encode_frame(FRAGMENT, is_final=False)),
+    "pings": (b"", encode_frame(PING, b"are you there?")),
+    "pongs": (b"", encode_frame(PONG)),
 }
 
 
@@ -172,7 +172,7 @@ async def test_messages_are_parsed_only_after_earlier_ones_were_read() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HANDSHAKE)
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(frame(TEXT) * 20_000)
+        writer.write(encode_frame(TEXT) * 20_000)
         await reader.read(1)
         writer.close()
     assert len(waiting) == 20_000

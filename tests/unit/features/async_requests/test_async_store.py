@@ -13,7 +13,7 @@ from benchmarks.valkey import Valkey
 from benchmarks.waiting import until
 from penstock.core.config import AsyncSettings
 from penstock.core.errors import ConfigError, Overloaded, StoreUnavailable
-from penstock.features.async_requests.async_records import AsyncRecord, AsyncState, StoredAnswer, finished
+from penstock.features.async_requests.async_records import AsyncRecord, AsyncState, StoredAnswer, make_finished_record
 from penstock.features.async_requests.async_store import AsyncStore, open_async_store
 
 NOW = 4_000_000_000.0  # Redis itself expires keys, so the test's clock is ahead of the real one
@@ -53,7 +53,7 @@ async def test_a_record_is_seen_by_another_gateway(make_store: MakeStore) -> Non
     assert await other.get("a", NOW) == record()
     assert await other.get("b", NOW) is None
     assert await other.answer("a") is None
-    done = finished(record(), AsyncState.SUCCEEDED, ANSWER, NOW + 5, 60)
+    done = make_finished_record(record(), AsyncState.SUCCEEDED, ANSWER, NOW + 5, 60)
     await store.finish(done, ANSWER)
     assert (await other.get("a", NOW), await other.answer("a")) == (done, ANSWER)
     await other.remove("a")
@@ -88,14 +88,14 @@ async def test_the_bounds_hold_while_gateways_store_at_once(make_store: MakeStor
     added = [each for each, error in zip(ids, await gathered(*adding), strict=True) if error is None]
     assert len(added) == 10
     large = replace(ANSWER, body=bytes(1024))
-    done = [finished(record(each), AsyncState.SUCCEEDED, large, NOW, 60) for each in added]
+    done = [make_finished_record(record(each), AsyncState.SUCCEEDED, large, NOW, 60) for each in added]
     errors = await gathered(*[stores[number % 2].finish(each, large) for number, each in enumerate(done)])
     assert [error is None for error in errors].count(True) == 4
     for each in added:
         await stores[0].remove(each)
     for each in added[:4]:
         await stores[1].add(record(each), NOW)
-        await stores[1].finish(finished(record(each), AsyncState.SUCCEEDED, large, NOW, 60), large)
+        await stores[1].finish(make_finished_record(record(each), AsyncState.SUCCEEDED, large, NOW, 60), large)
         await stores[1].remove(each)
 
 
@@ -109,7 +109,7 @@ async def test_a_request_that_was_removed_is_not_stored_again(make_store: MakeSt
     store, other = make_store(max_requests=1), make_store(max_requests=1)
     await store.add(record(), NOW)
     await other.remove("a")
-    await store.finish(finished(record(), AsyncState.SUCCEEDED, ANSWER, NOW, 60), ANSWER)
+    await store.finish(make_finished_record(record(), AsyncState.SUCCEEDED, ANSWER, NOW, 60), ANSWER)
     await other.ask_cancel("a")
     assert await store.renew(["a"], NOW + 20) == []
     assert (await other.get("a", NOW), await other.answer("a")) == (None, None)
@@ -122,16 +122,16 @@ async def test_answers_are_bounded_together(make_store: MakeStore) -> None:
     large = replace(ANSWER, body=bytes(1000))
     for request_id in ("a", "b"):
         await store.add(record(request_id), NOW)
-    await store.finish(finished(record(), AsyncState.SUCCEEDED, large, NOW, 60), large)
+    await store.finish(make_finished_record(record(), AsyncState.SUCCEEDED, large, NOW, 60), large)
     with pytest.raises(Overloaded, match="max_bytes 1024"):
-        await store.finish(finished(record("b"), AsyncState.SUCCEEDED, large, NOW, 60), large)
+        await store.finish(make_finished_record(record("b"), AsyncState.SUCCEEDED, large, NOW, 60), large)
     error = StoredAnswer(503, "text/plain", bytes(100))
-    await store.finish(finished(record("b"), AsyncState.FAILED, error, NOW, 60), error)
+    await store.finish(make_finished_record(record("b"), AsyncState.FAILED, error, NOW, 60), error)
     assert await store.answer("b") == error
     with pytest.raises(Overloaded):
         await store.add(record("c"), NOW)
     await store.remove("a")
-    await store.finish(finished(record("b"), AsyncState.SUCCEEDED, large, NOW, 60), large)
+    await store.finish(make_finished_record(record("b"), AsyncState.SUCCEEDED, large, NOW, 60), large)
 
 
 async def test_a_file_that_is_no_database_is_reported(tmp_path: Path) -> None:
@@ -159,6 +159,6 @@ def test_a_running_request_without_a_live_gateway_is_lost() -> None:
     assert record().seen_at(NOW + 10).state is AsyncState.RUNNING
     assert record().seen_at(NOW + 11).state is AsyncState.LOST
     assert record().document()["result"] is None
-    done = finished(record(), AsyncState.FAILED, ANSWER, NOW, 60)
+    done = make_finished_record(record(), AsyncState.FAILED, ANSWER, NOW, 60)
     assert done.seen_at(NOW + 11) is done
     assert done.document()["result"] == "/v1/requests/a/result"

@@ -14,8 +14,8 @@ from penstock.features.directory.announcer import (
     AnnouncedBlocks,
     AnnouncedServer,
     Announcer,
+    build_server_document,
     open_client,
-    server_document,
 )
 from penstock.features.directory.directory_client import DirectoryClient
 from penstock.features.directory.remote_blocks import KEPT_S, READ_S, RemoteBlocks
@@ -49,13 +49,13 @@ class FakeDirectory(DirectoryClient):
 
 
 def test_the_record_of_a_server_has_its_quotas_and_a_lasting_id() -> None:
-    document = server_document(CONFIG)
+    document = build_server_document(CONFIG)
     assert document["inference_server_metadata"] == {
         "region": "us",
         "quota_management_data": {"requests_per_second_total": 5.0},
     }
     assert document["inference_server_name"] == "n1"
-    assert document["inference_server_id"] == server_document(CONFIG)["inference_server_id"]
+    assert document["inference_server_id"] == build_server_document(CONFIG)["inference_server_id"]
 
 
 async def test_a_server_is_registered_once_and_then_renewed() -> None:

@@ -3,7 +3,7 @@
 from penstock.core.config import QuotaSettings
 from penstock.core.principals import Principal
 from penstock.core.requests import Controls, InferRequest, PacketFields, SessionStep
-from penstock.features.quotas.quotas import QuotaCharges, quota_refusal, session_of, taken_back
+from penstock.features.quotas.quotas import QuotaCharges, get_session_id, make_quota_error, make_refund
 from penstock.storage.limits.limit_store import ChargeResult
 
 SEED = QuotaSettings(
@@ -39,13 +39,13 @@ def test_a_request_is_charged_to_the_server_its_session_and_its_block() -> None:
 def test_the_session_of_a_packet_counts_and_keys_have_sessions_of_their_own() -> None:
     packet = request("of-the-parameters", "key-1")
     packet.packet = PacketFields("of-the-packet")
-    assert session_of(packet) == "key-1:of-the-packet"
-    assert session_of(request("s", "key-1")) != session_of(request("s", "key-2"))
+    assert get_session_id(packet) == "key-1:of-the-packet"
+    assert get_session_id(request("s", "key-1")) != get_session_id(request("s", "key-2"))
 
 
 def test_a_refusal_names_the_quota_and_when_to_come_back() -> None:
     _, session, block = QuotaCharges(SEED).of(request("s"), "blk-a")
-    error = quota_refusal(session, ChargeResult((0.5, 86_400.0), "requests_per_session_id", 3600.0))
+    error = make_quota_error(session, ChargeResult((0.5, 86_400.0), "requests_per_session_id", 3600.0))
     assert str(error) == (
         "the quota of this session is used up (requests_per_session_id, 1000 in 86400 s): try again in 3.6e+03 s"
     )
@@ -55,12 +55,12 @@ def test_a_refusal_names_the_quota_and_when_to_come_back() -> None:
         "requests_per_second_per_session", 10, 5, 1,
     )  # fmt: skip
     assert (total.quota, total.remaining, total.window_s, total.reset_s) == (1000, 0, 86_400, 3600.0)
-    error = quota_refusal(block, ChargeResult((1.0, 0.0), "requests_per_second_per_block_id", 0.05))
+    error = make_quota_error(block, ChargeResult((1.0, 0.0), "requests_per_second_per_block_id", 0.05))
     assert "this block is used up (requests_per_second_per_block_id, 10 per second)" in str(error)
 
 
 def test_a_charge_taken_back_undoes_all_its_spends() -> None:
     charge = QuotaCharges(SEED).of(request("s"), "blk-a")[1]
-    back = taken_back(charge)
+    back = make_refund(charge)
     assert back.is_owed
     assert [spend.cost for spend in back.spends] == [-1, -1]

@@ -8,13 +8,20 @@ import pytest
 from penstock.core.principals import Principal, Scope
 from penstock.core.requests import Controls, InferRequest, PacketFields, SessionStep
 from penstock.core.tensors import Tensor, from_array, pack_bytes
-from penstock.features.request_log.log_row import MAX_ID_BYTES, LogRow, RequestEnd, bounded_id, row_of, size_of
+from penstock.features.request_log.log_row import (
+    MAX_ID_BYTES,
+    LogRow,
+    RequestEnd,
+    estimate_size,
+    make_log_row,
+    shorten_id,
+)
 
 ENDING = RequestEnd("ok", at_s=100.5, duration_s=0.5, response_bytes=7)
 
 
 def logged(request: InferRequest, most: int = 4096, ending: RequestEnd = ENDING) -> LogRow:
-    return row_of(request, None, ending, "gateway-0", most)
+    return make_log_row(request, None, ending, "gateway-0", most)
 
 
 def texts(*elements: bytes | str) -> Tensor:
@@ -94,16 +101,16 @@ def test_the_session_of_a_key_is_logged_as_the_client_named_it() -> None:
 
 @pytest.mark.parametrize("given", ["", "a", "é" * 128, "a" * 256])
 def test_ordinary_ids_stay_as_they_are(given: str) -> None:
-    assert bounded_id(given) == given
+    assert shorten_id(given) == given
 
 
 def test_ids_that_a_store_cannot_index_are_replaced() -> None:
-    long = {bounded_id("é" * 9000), bounded_id("é" * 9001), bounded_id("🙂" * 9000)}
+    long = {shorten_id("é" * 9000), shorten_id("é" * 9001), shorten_id("🙂" * 9000)}
     assert len(long) == 3
     assert all(len(each.encode()) <= MAX_ID_BYTES for each in long)
-    assert bounded_id("a\0b\ud800") == "a\ufffdb?"
+    assert shorten_id("a\0b\ud800") == "a\ufffdb?"
 
 
 def test_the_size_of_a_row_counts_its_payload() -> None:
     empty, full = (logged(InferRequest("m", [], packet=PacketFields("s", data=data))) for data in (b"", b"x" * 1000))
-    assert size_of(full) - size_of(empty) == 1000
+    assert estimate_size(full) - estimate_size(empty) == 1000

@@ -13,7 +13,7 @@ from penstock.core.principals import ANYBODY
 from penstock.features.search.block_catalogue import BlockCatalogue
 from penstock.features.search.block_query import BlockQuery, parse_query, read_query
 from penstock.features.search.block_ranking import MEASURED, RankingTurn, rank, read_settings
-from penstock.features.search.conditions import MAX_CONDITIONS, MAX_DEPTH, matches, values_at
+from penstock.features.search.conditions import MAX_CONDITIONS, MAX_DEPTH, find_values, matches
 from penstock.features.search.explanation import explain_filters
 from tests.fuzzing import fuzz
 from tests.unit.features.search.conftest import Blocks, run
@@ -373,4 +373,4 @@ def test_equal_filters_select_the_same_object_until_a_block_changes() -> None:
 
 
 def test_a_path_through_nested_lists_finds_all_scalars() -> None:
-    assert values_at({"a": [[1, [2]], {"b": 3}, "x"]}, ["a"]) == (1, 2, "x")
+    assert find_values({"a": [[1, [2]], {"b": 3}, "x"]}, ["a"]) == (1, 2, "x")

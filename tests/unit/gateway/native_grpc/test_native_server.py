@@ -24,13 +24,13 @@ from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.serving.admission import Admission
 from penstock.serving.serve import Serving
 from penstock.wire.credentials.certificates import Certificates
-from tests.chaos.attack.unread import DATA, HEADERS, PREFACE, SETTINGS, WINDOW, call_headers, frame
+from tests.chaos.attack.unread import DATA, HEADERS, PREFACE, SETTINGS, WINDOW, encode_call_headers, encode_frame
 from tests.unit.conftest import Served
 
 WAIT_S = 20.0
 MIB = 1024 * 1024
-WINDOW_OPENED = frame(WINDOW, 0, 0, (2**31 - 65536).to_bytes(4, "big"))  # as large as can be
-CALL_HEADERS = frame(HEADERS, 4, 1, call_headers(native_server.METHOD.encode()))
+WINDOW_OPENED = encode_frame(WINDOW, 0, 0, (2**31 - 65536).to_bytes(4, "big"))  # as large as can be
+CALL_HEADERS = encode_frame(HEADERS, 4, 1, encode_call_headers(native_server.METHOD.encode()))
 MESSAGE = pb.ModelInferRequest(
     model_name="echo",
     inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])],
@@ -98,13 +98,13 @@ async def test_connections_with_large_partial_messages_are_cut(served: Served, t
         endpoint.connection() as (reader, writer),
     ):
         await call(MESSAGE)
-        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
+        writer.write(PREFACE + encode_frame(SETTINGS, 0, 0) + encode_frame(SETTINGS, 1, 0))
         async with asyncio.timeout(WAIT_S):
             await reader.readuntil(WINDOW_OPENED)
         writer.write(CALL_HEADERS)
-        writer.write(frame(DATA, 0, 1, b"\0" + (2**31).to_bytes(4, "big")))
+        writer.write(encode_frame(DATA, 0, 1, b"\0" + (2**31).to_bytes(4, "big")))
         for _ in range(3 * MIB // 16384):
-            writer.write(frame(DATA, 0, 1, bytes(16384)))
+            writer.write(encode_frame(DATA, 0, 1, bytes(16384)))
         with capture_logs() as logs:
             assert await is_ended(reader)
         assert [entry["event"] for entry in logs] == ["grpc_connections_cut"]
@@ -116,7 +116,9 @@ async def test_a_connection_that_stops_within_a_message_is_cut(served: Served, t
     limits = within(served, Limits(message_timeout_s=0.2, header_timeout_s=0.2))
     async with opened(served, tmp_path, limits) as endpoint, endpoint.connection() as (reader, writer):
         if is_begun:
-            writer.write(PREFACE + frame(SETTINGS, 0, 0) + CALL_HEADERS + frame(DATA, 0, 1, b"\0\0\0\0\x09half"))
+            writer.write(
+                PREFACE + encode_frame(SETTINGS, 0, 0) + CALL_HEADERS + encode_frame(DATA, 0, 1, b"\0\0\0\0\x09half")
+            )
         with capture_logs() as logs:
             assert await is_ended(reader)
         assert [entry["event"] for entry in logs] == ["grpc_connections_cut"]
@@ -139,8 +141,8 @@ async def test_a_large_answer_counts_until_it_is_read(served: Served, tmp_path: 
                     await asyncio.sleep(0.01)
         async with endpoint.connection() as (_, writer):
             body = MESSAGE.SerializeToString()
-            writer.write(PREFACE + frame(SETTINGS, 0, 0) + CALL_HEADERS)
-            writer.write(frame(DATA, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body))
+            writer.write(PREFACE + encode_frame(SETTINGS, 0, 0) + CALL_HEADERS)
+            writer.write(encode_frame(DATA, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body))
             async with asyncio.timeout(WAIT_S):
                 while not unsent.bytes:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -161,8 +163,8 @@ async def test_calls_are_attributed_to_their_clients(
         await call(MESSAGE)
         async with endpoint.connection() as (_, writer):
             body = MESSAGE.SerializeToString()
-            writer.write(PREFACE + frame(SETTINGS, 0, 0) + CALL_HEADERS)
-            writer.write(frame(DATA, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body))
+            writer.write(PREFACE + encode_frame(SETTINGS, 0, 0) + CALL_HEADERS)
+            writer.write(encode_frame(DATA, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body))
             server = endpoint.server._native
             assert server is not None
             mine = f"ipv4:127.0.0.1:{writer.get_extra_info('sockname')[1]}"

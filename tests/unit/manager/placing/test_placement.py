@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.manager.placing.placement import Placement, _PlacementBuilder, _tie_order, place_blocks
 from penstock.manager.placing.sites import GIB, BlockDemand, SharedCapacity, Site, WorkerCapacity
-from tests.chaos.cluster.placement import fullest_of, held_by, moved
+from tests.chaos.cluster.placement import count_held, count_moved, find_fullest
 
 Held = Mapping[str, Iterable[str]]
 
@@ -52,7 +52,7 @@ def test_a_worker_is_never_given_more_than_it_has() -> None:
     blocks = [BlockDemand(f"b{n}", 1, cpu=1, memory_bytes=3 * GIB) for n in range(5)]
     placed = place_blocks(blocks, small, {})
     assert sum(placed.missing.values()) == 1
-    assert all(held_by(placed.holders, worker) == 2 for worker in small)
+    assert all(count_held(placed.holders, worker) == 2 for worker in small)
     lonely = next(iter(placed.missing))
     assert "needs 3 GiB of memory, and 2 of 8 are free" in said(placed, lonely)
     assert "needs a GPU, and the worker has none" in said(
@@ -72,7 +72,7 @@ def test_workers_of_one_machine_are_never_given_more_than_it_has() -> None:
     small = [BlockDemand(f"b{n}", 1, memory_bytes=GIB) for n in range(6)]
     placed = place_blocks(small, there, {})
     assert not placed.missing
-    assert held_by(placed.holders, there[1]) + held_by(placed.holders, there[2]) == 2
+    assert count_held(placed.holders, there[1]) + count_held(placed.holders, there[2]) == 2
     large = BlockDemand("z", 1, memory_bytes=3 * GIB)
     with_large = place_blocks([*small, large], there, placed.holders)
     assert with_large.missing == {"z": 1}
@@ -148,7 +148,7 @@ def test_surplus_replicas_are_removed_from_the_fullest_worker() -> None:
 def test_a_heavier_worker_takes_more() -> None:
     there = [WorkerCapacity("w1"), WorkerCapacity("w2", weight=3)]
     placed = place_blocks([BlockDemand(f"b{n}", 1) for n in range(40)], there, {})
-    assert held_by(placed.holders, there[1]) == 30
+    assert count_held(placed.holders, there[1]) == 30
 
 
 def test_a_heavy_block_counts_as_much_as_it_weighs() -> None:
@@ -559,11 +559,11 @@ def test_a_lost_worker_moves_only_its_blocks_and_a_new_one_gets_its_share(seed: 
         if len(rest) < 2:
             return
         after = place_blocks(blocks, rest, placed.holders)
-        assert moved(placed.holders, after.holders) <= 1.1 * held_by(placed.holders, lost)
+        assert count_moved(placed.holders, after.holders) <= 1.1 * count_held(placed.holders, lost)
         placed = place_blocks(blocks, there, after.holders)
         share = sum(map(len, placed.holders.values())) / len(there)
-        assert moved(after.holders, placed.holders) <= 1.1 * share
-        assert fullest_of(placed, there) <= 1.2
+        assert count_moved(after.holders, placed.holders) <= 1.1 * share
+        assert find_fullest(placed, there) <= 1.2
 
 
 def test_the_chosen_worker_is_the_best_of_all_workers() -> None:

@@ -232,7 +232,7 @@ class Watched(Slot):
 def looks(name: str, workers: int) -> float:
     """Return how many slots a decision reads.
 
-    / A decision takes a credit and gives it back, and a slot without credits is removed and added again.
+    A decision takes a credit and gives it back, and a slot without credits is removed and added again.
     """
     chooser = policy(name, seed=workers)
     members = [Watched(b"%d" % n, BLOCK, 4, f"worker-{n}") for n in range(workers)]

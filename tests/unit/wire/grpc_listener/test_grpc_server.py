@@ -15,7 +15,7 @@ HEADERS, SETTINGS, END_STREAM, END_HEADERS = 1, 4, 1, 4
 BOMB_BYTES = 48 * 1024 * 1024  # of each connection
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def encode_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
@@ -29,7 +29,7 @@ async def call_raw(port: int, path: bytes) -> bytes:
     asked = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"here", b"te": b"trailers"}
     asked[b"content-type"] = b"application/grpc"
     fields = b"".join(header(name, value) for name, value in asked.items())
-    writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_STREAM | END_HEADERS, 1, fields))
+    writer.write(PREFACE + encode_frame(SETTINGS, 0, 0) + encode_frame(HEADERS, END_STREAM | END_HEADERS, 1, fields))
     try:
         return await asyncio.wait_for(reader.readuntil(b"Method not found!"), 20)
     finally:

@@ -12,23 +12,23 @@ from penstock.features.request_log.log_row import LogRow
 SETTING = "request_log.url"
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """The result of writing a batch of rows."""
 
     rows: int
-    rejected: int = 0  # rows that the store refuses, and would refuse again
+    rejected: int = 0  # number of rows that the store refused, and would refuse again
 
 
 class LogStore(Protocol):
     """Stores rows and finds them again. While the store is unavailable, methods raise one of `faults`."""
 
     name: str
-    place: str  # for messages, without a password
+    place: str  # the URL's host or file for messages, without a password
 
     @property
     def faults(self) -> tuple[type[Exception], ...]: ...
 
-    async def write(self, rows: Sequence[LogRow]) -> Written:
+    async def write(self, rows: Sequence[LogRow]) -> WriteResult:
         """Write a batch. After a fault, call this again with the same rows; no row is written twice."""
         ...
 

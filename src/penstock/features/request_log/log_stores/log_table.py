@@ -8,7 +8,7 @@ from penstock.core.config import RequestLogSettings
 from penstock.core.errors import ConfigError
 from penstock.features.request_log.log_query import COLUMNS, INDEXES, PARTIAL, TABLE
 from penstock.features.request_log.log_stores.log_store import SETTING
-from penstock.features.request_log.partitions import TimeSpan, expired_spans, is_covered, missing_spans
+from penstock.features.request_log.partitions import TimeSpan, find_expired_spans, find_missing_spans, is_covered
 
 if TYPE_CHECKING:
     import asyncpg
@@ -66,7 +66,7 @@ class LogTable:
         self._spans = found
 
     def forget(self) -> None:
-        """Read the partitions again before the next batch, because somebody removed one."""
+        """Forget the known partitions, so that the next batch reads them again."""
         self._spans = {}
 
     async def cover(self, connection: "asyncpg.Connection[Any]", first_us: int, last_us: int) -> None:
@@ -76,7 +76,7 @@ class LogTable:
         async with connection.transaction():
             await self._lock_table(connection)
             self._spans = await self._read_partitions(connection)
-            for span in missing_spans(list(self._spans), first_us, last_us, self._step_us):
+            for span in find_missing_spans(list(self._spans), first_us, last_us, self._step_us):
                 name = f"{TABLE}_{_to_datetime(span.start_us):%Y%m%d_%H%M%S}"
                 # Attached afterwards, because CREATE TABLE … PARTITION OF would wait for readers, and block new ones.
                 await connection.execute(f"CREATE TABLE {name} (LIKE {TABLE} INCLUDING DEFAULTS)")
@@ -100,7 +100,7 @@ class LogTable:
         async with connection.transaction():
             await self._lock_table(connection)
             spans = await self._read_partitions(connection)
-            expired = expired_spans(list(spans), before_us)
+            expired = find_expired_spans(list(spans), before_us)
             for span in expired:
                 await connection.execute(f'DROP TABLE "{spans[span]}"')
             found = await self._read_partitions(connection)

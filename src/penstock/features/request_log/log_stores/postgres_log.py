@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from penstock.core.config import RequestLogSettings
 from penstock.core.errors import ConfigError
-from penstock.features.request_log.log_query import COLUMNS, TABLE, LogQuery, select
-from penstock.features.request_log.log_row import LogRow, row_from, with_seq_no
-from penstock.features.request_log.log_stores.log_store import SETTING, Written
+from penstock.features.request_log.log_query import COLUMNS, TABLE, LogQuery, build_sql
+from penstock.features.request_log.log_row import LogRow, convert_seq_no, restore_row
+from penstock.features.request_log.log_stores.log_store import SETTING, WriteResult
 from penstock.features.request_log.log_stores.log_table import LogTable
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class PostgresLog:
         self._connection: asyncpg.Connection[Any] | None = None
         self._lock = asyncio.Lock()  # held while the connection is in use
         self._readers: Any = None  # asyncpg.Pool; None: nothing was queried yet
-        self._is_uncertain = False  # the batch may be written already
+        self._is_uncertain = False  # True: the batch may already be written
 
-    async def write(self, rows: Sequence[LogRow]) -> Written:
+    async def write(self, rows: Sequence[LogRow]) -> WriteResult:
         async with self._lock:
             connection = await self._open_writer()
             try:
@@ -70,13 +70,13 @@ class PostgresLog:
                 raise
 
     async def find(self, query: LogQuery) -> list[LogRow]:
-        sql, values = select(query, "$")
+        sql, values = build_sql(query, "$")
         async with asyncio.timeout(READ_S):
             if self._readers is None:
                 await self._open_readers()
             async with self._readers.acquire() as connection:
                 found = await connection.fetch(sql, *values)
-        return [row_from(record) for record in found]
+        return [restore_row(record) for record in found]
 
     async def tidy(self, now_us: int) -> int:
         async with self._lock:
@@ -99,17 +99,17 @@ class PostgresLog:
             except self.faults:
                 connection.terminate()
 
-    async def _write(self, connection: "asyncpg.Connection[Any]", rows: Sequence[LogRow]) -> Written:
+    async def _write(self, connection: "asyncpg.Connection[Any]", rows: Sequence[LogRow]) -> WriteResult:
         if self._is_uncertain and (written := await _count_written(connection, rows)):
             self._is_uncertain = False
-            return Written(written, len(rows) - written)
+            return WriteResult(written, len(rows) - written)
         times = [row.ts_us for row in rows]
         await self._table.cover(connection, min(times), max(times))
-        values = [with_seq_no(row, Decimal) for row in rows]
+        values = [convert_seq_no(row, Decimal) for row in rows]
         self._is_uncertain = True
         try:
             await connection.copy_records_to_table(TABLE, records=values, columns=COLUMNS)
-        except self._asyncpg.CheckViolationError:  # somebody removed a partition
+        except self._asyncpg.CheckViolationError:  # a partition was removed from outside
             self._table.forget()
             raise
         except (self._asyncpg.DataError, self._asyncpg.IntegrityConstraintViolationError, ValueError):
@@ -117,7 +117,7 @@ class PostgresLog:
         else:
             written = len(rows)
         self._is_uncertain = False
-        return Written(written, len(rows) - written)
+        return WriteResult(written, len(rows) - written)
 
     async def _insert_each(self, connection: "asyncpg.Connection[Any]", values: Sequence[tuple[Any, ...]]) -> int:
         """Insert rows one by one in one transaction; skip rows that the table refuses. Return the number of rows."""
@@ -133,7 +133,7 @@ class PostgresLog:
 
     async def _open_readers(self) -> None:
         async with self._lock:
-            await self._open_writer()  # which makes the table
+            await self._open_writer()  # creates the table
             if self._readers is None:
                 self._readers = await self._asyncpg.create_pool(
                     self._url,

@@ -8,12 +8,12 @@ from pathlib import Path
 import aiosqlite
 
 from penstock.core.config import RequestLogSettings
-from penstock.features.request_log.log_query import COLUMNS, INDEXES, PARTIAL, TABLE, LogQuery, select
-from penstock.features.request_log.log_row import LogRow, row_from, with_seq_no
-from penstock.features.request_log.log_stores.log_store import Written
+from penstock.features.request_log.log_query import COLUMNS, INDEXES, PARTIAL, TABLE, LogQuery, build_sql
+from penstock.features.request_log.log_row import LogRow, convert_seq_no, restore_row
+from penstock.features.request_log.log_stores.log_store import WriteResult
 from penstock.storage.disk import make_private
 
-BUSY_TIMEOUT_S = 5.0  # while another gateway writes
+BUSY_TIMEOUT_S = 5.0  # wait this long while another gateway writes
 READ_S = 10.0
 CLOSE_S = 5.0
 DELETED_ROWS = 5000  # per transaction, because writers have to wait for it
@@ -53,8 +53,8 @@ class SqliteLog:
         )
         self._lock = asyncio.Lock()
 
-    async def write(self, rows: Sequence[LogRow]) -> Written:
-        values = [with_seq_no(row, str) for row in rows]
+    async def write(self, rows: Sequence[LogRow]) -> WriteResult:
+        values = [convert_seq_no(row, str) for row in rows]
         async with self._lock:
             connection = await self._open_writer()
             try:
@@ -63,10 +63,10 @@ class SqliteLog:
             except BaseException:
                 await connection.rollback()
                 raise
-        return Written(cursor.rowcount, len(rows) - cursor.rowcount)
+        return WriteResult(cursor.rowcount, len(rows) - cursor.rowcount)
 
     async def find(self, query: LogQuery) -> list[LogRow]:
-        sql, values = select(query, "?")
+        sql, values = build_sql(query, "?")
         reader = await self._open_reader()
         try:
             async with asyncio.timeout(READ_S):
@@ -74,7 +74,7 @@ class SqliteLog:
         except TimeoutError:
             await reader.interrupt()  # queries that wait for the connection's thread fail, too
             raise
-        return [row_from(row) for row in found]
+        return [restore_row(row) for row in found]
 
     async def tidy(self, now_us: int) -> int:
         if self._retention_us is None:
@@ -100,7 +100,7 @@ class SqliteLog:
 
     async def _open_reader(self) -> aiosqlite.Connection:
         async with self._lock:
-            await self._open_writer()  # which makes the table
+            await self._open_writer()  # creates the table
             if self._reader is None:
                 self._reader = await _connect(self._file)
             return self._reader

@@ -22,7 +22,7 @@ def push_policy(
     client: "ClusterClient",
     name: Name,
     file: Annotated[Path, typer.Argument(help="Python file with a function rank(candidates, context).")],
-    description: Annotated[str, typer.Option(help="A text for people. [default: none]")] = "",
+    description: Annotated[str, typer.Option(help="Description, shown by `policy list`. [default: none]")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Register a policy.

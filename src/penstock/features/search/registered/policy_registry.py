@@ -38,7 +38,7 @@ class PolicyRegistry(ManagerFeature):
                 await self._control.commit([Write(POLICIES + name, encode(record))], [Compare(POLICIES + name, 0)])
             except Conflict as error:
                 raise NameTaken(
-                    f"the policy '{name}' was just pushed by somebody else: use that policy, or another name"
+                    f"somebody else has just pushed the policy '{name}': use that policy, or another name"
                 ) from error
             self._control.events.emit("policy_pushed", name, f"policy pushed, with SHA-256 {record.sha256[:12]}")
             return record

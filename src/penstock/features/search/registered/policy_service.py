@@ -34,7 +34,7 @@ class PolicyService(cluster_pb2_grpc.PoliciesServicer):
 
 
 def _check_caller() -> str:
-    """Return the caller's name; raise Forbidden if its key is limited to some models: policies see all models."""
+    """Return the caller's name. Raise Forbidden if the key is limited to some models: policies see all models."""
     call = current_call.get()
     if call is None:
         return ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.engines.python.python_engine import PythonEngine
 
 log = structlog.get_logger()
-MAX_WAITING = 64  # searches that wait for one policy
+MAX_WAITING = 64  # maximum number of searches that wait for one policy
 LOAD_S = 10.0  # to start a process and load the policy
 CLOSE_S = 1.0
 MODEL_FILE = "from penstock.features.search.registered.policy_model import PolicyModel as Model\n"
@@ -65,7 +65,7 @@ class RegisteredRanker:
     async def rank(
         self, query: BlockQuery, documents: Sequence[BlockDocument], turn: RankingTurn, limit: int
     ) -> list[RankedBlock]:
-        """Rank at most MAX_TOP blocks. If there are more blocks, a hash of the session selects the blocks to rank."""
+        """Rank at most MAX_TOP blocks, which a hash of the session selects if there are more blocks."""
         record = self._records[query.policy]
         if len(documents) > MAX_TOP:
             instances = self._catalogue.instances
@@ -116,7 +116,7 @@ class _PolicyProcess:
 
     def __init__(self, record: PolicyRecord, settings: SearchSettings) -> None:
         self.record = record
-        self.waiting = 0  # calls that wait or run
+        self.waiting = 0  # number of calls that wait or run
         self._settings = settings
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-policy-"))
         name, _, version = record.name.partition(":")
@@ -144,7 +144,7 @@ class _PolicyProcess:
     def _finish_call(self, future: "asyncio.Future[bytes]") -> None:
         self.waiting -= 1
         if not future.cancelled():
-            future.exception()  # marks it as retrieved if the caller has left
+            future.exception()  # marks the exception as retrieved if the caller has left
 
     def _call_engine(self, request: bytes) -> bytes:
         if self._engine is None:

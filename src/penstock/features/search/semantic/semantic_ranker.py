@@ -25,10 +25,10 @@ from penstock.features.search.block_ranking import (
     RankedBlock,
     RankingSettings,
     RankingTurn,
-    is_elsewhere,
+    is_outside_regions,
     read_settings,
 )
-from penstock.features.search.conditions import invalid
+from penstock.features.search.conditions import make_query_error
 from penstock.features.search.documents import BlockDocument
 from penstock.features.search.semantic.text_table import Rows, Scores, TextTable
 from penstock.features.search.semantic.vector_store import VectorStore
@@ -37,26 +37,26 @@ from penstock.telemetry.background import BackgroundTasks
 from penstock.telemetry.metrics import SearchMetrics
 
 BATCH = 64  # texts per request
-IN_QUERY = 256  # new texts that a query waits for; further texts are embedded in the background
+MAX_NEW_TEXTS = 256  # new texts that a query waits for; the others are embedded in the background
 EMBED_S = 30.0  # for one request
 FILL_S = 0.25  # between two checks for texts without vectors
 MAX_QUERY_TEXTS = 1024  # query texts whose vectors are kept
-SPARE_TEXTS = 512  # texts of removed blocks that are kept in any case
+MAX_REMOVED_TEXTS = 512  # texts of removed blocks that may stay in the table
 SLICE = 32  # blocks per slice of work: about 0.1 ms if their texts are new
 
 Vectors = NDArray[np.float32]
 
 
-class ResolvedModels(Protocol):
+class ModelResolver(Protocol):
     def resolve(self, model: str, version: str) -> BlockDescription: ...
 
 
-class RunsJobs(Protocol):
+class JobRunner(Protocol):
     async def run(self, block: BlockDescription, request: InferRequest, deadline: float) -> InferResponse: ...
 
 
 class _KnownRows(NamedTuple):
-    """Caches the rows of the blocks that the latest query selected, because most queries select the same blocks."""
+    """The table rows of the blocks that the latest query selected, cached because most queries select these blocks."""
 
     documents: Sequence[BlockDocument]
     table: TextTable
@@ -69,8 +69,8 @@ class SemanticRanker:
     def __init__(
         self,
         catalogue: BlockCatalogue,
-        models: ResolvedModels,
-        jobs: RunsJobs,
+        models: ModelResolver,
+        jobs: JobRunner,
         settings: SearchSettings,
         metrics: SearchMetrics,
         folder: Path,
@@ -83,10 +83,10 @@ class SemanticRanker:
         self._store = VectorStore(folder)
         self._table = TextTable()
         self._known: _KnownRows | None = None
-        self._space = ""  # the embedding model that the vectors are from
+        self._space = ""  # the embedding model that computed the vectors
         self._queries: OrderedDict[str, Vectors] = OrderedDict()
         self._filling = asyncio.Lock()
-        self._has_more = False  # texts without vectors, that a query did not wait for
+        self._has_more = False  # True: some texts have no vector, because a query did not wait for them
         self._tasks = BackgroundTasks("search")
 
     def start(self) -> None:
@@ -103,22 +103,22 @@ class SemanticRanker:
     ) -> list[RankedBlock]:
         settings = read_settings(SEMANTIC, query.settings)
         if not query.text.strip():
-            raise invalid("the policy semantic ranks blocks by a text: set user_query")
+            raise make_query_error("the policy semantic ranks blocks by a text: set user_query")
         scores = await self._score_documents(query.text, documents, settings.method)
         return await asyncio.to_thread(_rank_by_score, documents, scores, settings, turn, min(limit, settings.top_k))
 
     async def _score_documents(self, text: str, documents: Sequence[BlockDocument], method: str) -> Scores:
         if method == "keyword":
-            return self._table.word_scores(await self._find_rows(documents), text)
+            return self._table.compute_word_scores(await self._find_rows(documents), text)
         block = self._find_embedding_block()
         vector = await self._find_vector(block, text)
         rows = await self._find_rows(documents)
         async with self._filling:
-            self._has_more = await self._embed_missing(block, rows, IN_QUERY)
-        similar = await asyncio.to_thread(self._table.similarities, rows, vector)
+            self._has_more = await self._embed_missing(block, rows, MAX_NEW_TEXTS)
+        similar = await asyncio.to_thread(self._table.compute_similarities, rows, vector)
         if method == "semantic":
             return similar
-        hybrid: Scores = (np.maximum(similar, 0.0) + self._table.word_scores(rows, text)) / 2
+        hybrid: Scores = (np.maximum(similar, 0.0) + self._table.compute_word_scores(rows, text)) / 2
         return hybrid
 
     async def _find_rows(self, documents: Sequence[BlockDocument]) -> Rows:
@@ -138,12 +138,12 @@ class SemanticRanker:
     # --- vectors
 
     def put_vectors(self, texts: Sequence[str], vectors: Vectors) -> None:
-        """Set vectors of texts that the current model computed before."""
+        """Store vectors of texts, which the current embedding model must have computed."""
         self._find_embedding_block()
         self._table.put(texts, vectors)
 
     def _find_embedding_block(self) -> BlockDescription:
-        """Return the block that embeds texts. If its model has changed, drop all vectors."""
+        """Return the block that embeds texts. Drop all vectors if the embedding model has changed."""
         try:
             block = self._models.resolve(self._model, "")
         except InvalidRequest as error:
@@ -158,12 +158,12 @@ class SemanticRanker:
         return block
 
     async def _embed_remaining(self) -> None:
-        """Embed the texts that still have no vector, in the background."""
+        """Embed texts without a vector in the background, until every text has one."""
         if not self._has_more:
             return
         documents = list(self._catalogue.documents())
-        if len(self._table) > 2 * len(documents) + SPARE_TEXTS:
-            # Most texts belong to removed blocks. The vectors of the other texts are in the store.
+        if len(self._table) > 2 * len(documents) + MAX_REMOVED_TEXTS:
+            # Most texts belong to removed blocks: start again. The vectors of existing blocks are in the store.
             self._table = TextTable()
         block, rows = self._find_embedding_block(), await self._find_rows(documents)
         async with self._filling:
@@ -172,7 +172,7 @@ class SemanticRanker:
     async def _embed_missing(self, block: BlockDescription, rows: Rows, max_texts: int) -> bool:
         """Set missing vectors of rows: read stored ones, compute at most `max_texts`. Return whether any are left."""
         table, space = self._table, self._space
-        missing = table.missing(rows)
+        missing = table.find_texts_without_vector(rows)
         if not missing:
             return False
         stored = await asyncio.to_thread(self._store.read, space, missing)
@@ -219,14 +219,14 @@ def _rank_by_score(
     chosen = np.flatnonzero(scores >= settings.threshold)
     is_far = np.zeros(len(chosen), np.bool_)
     if settings.regions:
-        is_far[:] = [is_elsewhere(documents[index], settings) for index in chosen.tolist()]
+        is_far[:] = [is_outside_regions(documents[index], settings) for index in chosen.tolist()]
     near = _top_indexes(chosen[~is_far], scores, limit)
     picked = [*near, *_top_indexes(chosen[is_far], scores, limit - len(near))]
 
     def key(index: int) -> tuple[bool, float, int]:
         document = documents[index]
         tie = compute_digest(f"{turn.session}/{document.cluster_id}/{document.block_id}")
-        return is_elsewhere(document, settings), -round(float(scores[index]), 6), tie
+        return is_outside_regions(document, settings), -round(float(scores[index]), 6), tie
 
     best = sorted(picked, key=key)[:limit]
     return [RankedBlock(documents[index], float(scores[index]), f"fits the text ({settings.method})") for index in best]

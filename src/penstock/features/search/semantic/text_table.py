@@ -36,7 +36,7 @@ class TextTable:
         except KeyError:
             return np.array([known[text] if text in known else self._add_row(text) for text in texts], np.int64)
 
-    def missing(self, rows: Rows) -> list[str]:
+    def find_texts_without_vector(self, rows: Rows) -> list[str]:
         """Return the texts of those rows that have no vector, each text once."""
         return [self._texts[row] for row in np.unique(rows[~self._has_vector[rows]]).tolist()]
 
@@ -56,7 +56,7 @@ class TextTable:
         self._has_vector[rows] = True
         self.vectors = int(self._has_vector.sum())
 
-    def similarities(self, rows: Rows, query: NDArray[np.float32]) -> Scores:
+    def compute_similarities(self, rows: Rows, query: NDArray[np.float32]) -> Scores:
         """Return the cosine of the query's vector with each row, at least 0; -1 for a row without a vector."""
         scores: Scores = np.full(len(rows), -1.0, np.float32)
         if not self._vectors.shape[1]:
@@ -70,7 +70,7 @@ class TextTable:
         scores[has_vector] = np.clip(found, 0.0, 1.0)
         return scores
 
-    def word_scores(self, rows: Rows, query: str) -> Scores:
+    def compute_word_scores(self, rows: Rows, query: str) -> Scores:
         """Return the fraction of the query's words that each row has; rare words count more."""
         found: Scores = np.zeros(len(self._row_of), np.float32)
         total = 0.0

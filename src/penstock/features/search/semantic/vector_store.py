@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 log = structlog.get_logger()
 FILE = "search-vectors.sqlite"  # in the data directory; the gateways of a machine share it
 MAX_VECTORS = 200_000
-PART = 500  # texts per statement
+PART = 500  # maximum number of texts per SQL statement
 SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (space TEXT, digest BLOB, vector BLOB, PRIMARY KEY (space, digest))"
 
 

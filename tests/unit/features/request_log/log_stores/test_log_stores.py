@@ -16,7 +16,7 @@ from penstock.core.config import RequestLogSettings
 from penstock.core.errors import ConfigError
 from penstock.features.request_log.log_query import TABLE, LogCursor, LogQuery
 from penstock.features.request_log.log_row import LogRow
-from penstock.features.request_log.log_stores.log_store import LogStore, Written, open_log_store
+from penstock.features.request_log.log_stores.log_store import LogStore, WriteResult, open_log_store
 from penstock.features.request_log.log_stores.postgres_log import PostgresLog
 from tests.tls import TestAuthority
 
@@ -74,7 +74,7 @@ async def test_a_row_is_found_as_it_was_written(store: LogStore) -> None:
     full = row("a", NOON_US + 1, status="overloaded", key_id="k", key_name="name", data=bytes(range(256)))
     full = full._replace(seq_no=2**64 - 1, client_ts_us=NOON_US - 7, frame_ptr=b"\x00\xff", query_parameters=b"{}")
     empty = row("b", NOON_US, session_id=None, block_id=None, seq_no=None, data=None)
-    assert await store.write([full, empty]) == Written(2)
+    assert await store.write([full, empty]) == WriteResult(2)
     assert await store.find(LogQuery()) == [full, empty]
 
 
@@ -141,7 +141,7 @@ async def test_a_batch_that_was_written_is_not_written_again(opened: Opened) -> 
 
 async def test_a_row_that_another_gateway_has_is_rejected_alone(opened: Opened) -> None:
     await opened().write([row("a")])
-    assert await opened().write([row("a", gateway="gateway-1"), row("b", gateway="gateway-1")]) == Written(1, 1)
+    assert await opened().write([row("a", gateway="gateway-1"), row("b", gateway="gateway-1")]) == WriteResult(1, 1)
 
 
 async def test_several_gateways_share_a_log(opened: Opened) -> None:
@@ -156,7 +156,7 @@ async def test_old_rows_are_removed(store: LogStore) -> None:
     assert await store.tidy(NOON_US + 5 * DAY_US + DAY_US // 2) == 4
     assert await ids(store, LogQuery()) == ["5", "4"]
     assert await store.tidy(NOON_US + 5 * DAY_US + DAY_US // 2) == 0
-    assert await store.write([row("6", NOON_US + 6 * DAY_US)]) == Written(1)
+    assert await store.write([row("6", NOON_US + 6 * DAY_US)]) == WriteResult(1)
 
 
 async def test_rows_can_be_written_after_somebody_removed_their_partition(store: LogStore, server: Postgres) -> None:
@@ -169,7 +169,7 @@ async def test_rows_can_be_written_after_somebody_removed_their_partition(store:
     server.run_sql(f"DROP TABLE {name}")
     with pytest.raises(store.faults):
         await store.write([row("b")])
-    assert await store.write([row("b")]) == Written(1)
+    assert await store.write([row("b")]) == WriteResult(1)
 
 
 async def test_a_table_of_somebody_else_is_left_alone(store: LogStore, server: Postgres | None) -> None:
@@ -179,7 +179,7 @@ async def test_a_table_of_somebody_else_is_left_alone(store: LogStore, server: P
     with pytest.raises(ConfigError, match="has no column ts: rename it"):
         await store.write([row("a")])
     server.run_sql(f"DROP TABLE {TABLE}")
-    assert await store.write([row("a")]) == Written(1)
+    assert await store.write([row("a")]) == WriteResult(1)
 
 
 async def test_a_stopped_server_is_a_fault_and_its_rows_are_written_later(
@@ -195,7 +195,7 @@ async def test_a_stopped_server_is_a_fault_and_its_rows_are_written_later(
     with pytest.raises(store.faults):
         await store.find(LogQuery())
     server.start()
-    assert await store.write([row("b")]) == Written(1)
+    assert await store.write([row("b")]) == WriteResult(1)
     assert await ids(store, LogQuery()) == ["b", "a"]
 
 
@@ -215,7 +215,7 @@ async def test_a_server_that_stops_during_a_write_has_each_row_once(
     finally:
         server.thaw()
     monkeypatch.undo()
-    assert await store.write(batch) == Written(50)
+    assert await store.write(batch) == WriteResult(50)
     assert len(await store.find(LogQuery())) == 51
 
 
@@ -240,7 +240,7 @@ async def test_a_batch_that_is_committed_after_its_deadline_has_each_row_once(
         await store.write(batch)
     monkeypatch.undo()
     await changes.rollback()
-    assert await store.write(batch) == Written(50)
+    assert await store.write(batch) == WriteResult(50)
     assert len(await store.find(LogQuery())) == 51
     await other.close()
 
@@ -275,7 +275,7 @@ async def test_postgresql_is_reached_over_tls_with_its_certificate_verified(
             good, other = connected("127.0.0.1", authority.ca), connected("127.0.0.1", stranger.ca)
             for each in (good, other):
                 stack.push_async_callback(each.close)
-            assert await good.write([row("a")]) == Written(1)
+            assert await good.write([row("a")]) == WriteResult(1)
             assert await ids(good, LogQuery()) == ["a"]
             assert server.run_sql("SELECT count(*) FROM pg_stat_ssl WHERE ssl AND pid <> pg_backend_pid()") == "2"
             with pytest.raises(other.faults, match="certificate verify failed"):

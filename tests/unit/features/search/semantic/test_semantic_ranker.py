@@ -31,7 +31,7 @@ EMBEDDER = BlockDescription("blk-e", "minilm", "1", "onnx", "fp32", (TEXT,), (),
 
 
 class Embedder:
-    """Embeds a text as the counts of some words; implements `ResolvedModels` and `RunsJobs`."""
+    """Embeds a text as the counts of some words; implements `ModelResolver` and `JobRunner`."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -137,7 +137,7 @@ async def test_a_damaged_store_is_replaced(bed: Bed, content: bytes) -> None:
 async def test_texts_that_a_query_did_not_wait_for_are_embedded_later(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(semantic_ranker, "IN_QUERY", 1)
+    monkeypatch.setattr(semantic_ranker, "MAX_NEW_TEXTS", 1)
     monkeypatch.setattr(semantic_ranker, "FILL_S", 0.001)
     assert len(await bed.scores("a dog")) == 1
     bed.ranker.start()
