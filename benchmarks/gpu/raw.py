@@ -69,7 +69,7 @@ def bare_text(folder: Path, device: str, texts: Sequence[str]) -> RawForward:
         batches = [_inputs(rows[at : at + size], len(model.inputs), target.device) for at in range(0, len(rows), size)]
         runs: list[Callable[[], Any]] = [lambda batch=batch: model.call(batch) for batch in batches]  # type: ignore[misc]
         ways[f"batches of {size}"] = _pass(runs, device)
-        if target.kind == "cuda":
+        if target.device_kind == "cuda":
             ways[f"batches of {size}, as graphs"] = _pass([_captured(run) for run in runs], device)
     return RawForward(device, len(rows), ways)
 
@@ -80,7 +80,7 @@ def bare_images(file: Path, device: str, width: int, height: int) -> RawForward:
     torch.backends.cudnn.benchmark = True
     network = open_file(file, TorchOptions(), target).module
     network.to(dtype=DTYPES[precision_on(device)], memory_format=torch.channels_last)
-    sizes = IMAGE_BATCHES if target.kind == "cuda" else IMAGE_BATCHES[:1]
+    sizes = IMAGE_BATCHES if target.device_kind == "cuda" else IMAGE_BATCHES[:1]
     most = max(sizes)
     ways = {}
     for size in sizes:

@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.repository import link_model
 from penstock.core.errors import ConfigError
 from penstock.models.convert.quantize import quantize
-from penstock.models.convert.report import Order
+from penstock.models.convert.report import QuantizationOptions
 from penstock.models.folder import read_model_folder
 from penstock.models.samples.noop import NOOP, write_noop
 
@@ -33,7 +33,7 @@ def build_repository(models: Path, target: Path) -> Path:
 def add_int8(repository: Path) -> float:
     """Add the result of `penstock model quantize --method dynamic`; return the mean cosine of its report."""
     link_model(repository / FP32, repository / INT8)
-    outcome = quantize(read_model_folder(repository / INT8), Order(method="dynamic"))
+    outcome = quantize(read_model_folder(repository / INT8), QuantizationOptions(method="dynamic"))
     if not outcome.version:
         raise ConfigError(f"{INT8}: {outcome.refusal}")
     return float(outcome.report["accuracy"]["details"]["cosine"]["mean"])

@@ -19,7 +19,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
 from penstock.client import Client
 from penstock.core.tensors import TensorSpec, unpack_bytes
-from penstock.models.convert.calibration_samples import collect
+from penstock.models.convert.calibration_samples import collect_samples
 from penstock.models.folder import read_model_folder
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import passages, queries
@@ -87,7 +87,7 @@ class TakesTexts:
 
 def held_out(repository: Path) -> list[list[str]]:
     """Return held-out queries and passages."""
-    samples = collect("embed", TakesTexts(), repository.parent / "texts.txt")  # type: ignore[arg-type]
+    samples = collect_samples("embed", TakesTexts(), repository.parent / "texts.txt")  # type: ignore[arg-type]
     return [[unpack_bytes(request.inputs[0])[0].decode() for request in group] for group in samples.held_out]
 
 

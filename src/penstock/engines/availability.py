@@ -12,41 +12,41 @@ TORCH_FOLDERS = {
 _TORCH_FILES = (".pt", ".pt2", ".ts", ".torchscript", ".json")
 
 
-def why_not(engine: str, device: str, precision: str) -> str | None:
+def explain_unsupported(engine: str, device: str, precision: str) -> str | None:
     """Return why this machine cannot run the engine with this device and precision, or None if it can."""
     if engine == "openvino":
-        return _why_not_openvino(device, precision)
+        return _explain_unsupported_openvino(device, precision)
     if engine == "onnx":
-        return _why_not_onnx(device)
+        return _explain_unsupported_onnx(device)
     if engine == "torch":
-        return _why_not_torch(device, precision)
+        return _explain_unsupported_torch(device, precision)
     if engine == "tensorrt":
-        return _why_not_tensorrt(device)
+        return _explain_unsupported_tensorrt(device)
     if engine == "genai":
         return None if device == "cpu" else f"the genai engine runs on the CPU, not on {device}"
     return f"Penstock has no {engine} engine"
 
 
-def why_not_file(engine: str, file: Path) -> str | None:
+def explain_unreadable(engine: str, file: Path) -> str | None:
     """Return why the engine cannot read a file of this name, or None if it can."""
     is_torch = file.suffix in _TORCH_FILES
     if engine == "genai" and file.suffix not in (".gguf", ".xml"):
-        return f"the genai engine reads GGUF and folders of OpenVINO, not {file.name}"
+        return f"the genai engine reads GGUF files and OpenVINO folders, not {file.name}"
     if engine != "genai" and file.suffix == ".gguf":
         return f"{file.name} is a GGUF file: use engine: genai"
     if engine == "torch" and not is_torch:
         return (
-            f"the torch engine reads TorchScript, torch.export and folders of transformers, not {file.name}; "
-            "docs/torch-models.md says how to save one"
+            f"the torch engine reads TorchScript and torch.export files and transformers folders, not {file.name}; "
+            "docs/torch-models.md describes how to save such a file"
         )
     if engine in ("onnx", "openvino", "tensorrt") and is_torch:
-        return f"the {engine} engine reads ONNX, and {file.name} is a PyTorch file"
+        return f"the {engine} engine reads ONNX files, and {file.name} is a PyTorch file"
     if engine == "tensorrt" and file.suffix != ".onnx":
         return f"the tensorrt engine reads ONNX, not {file.name}"
     return None
 
 
-def _why_not_onnx(device: str) -> str | None:
+def _explain_unsupported_onnx(device: str) -> str | None:
     import onnxruntime
 
     from penstock.engines.onnx.onnx_engine import PROVIDERS
@@ -57,7 +57,7 @@ def _why_not_onnx(device: str) -> str | None:
     return None
 
 
-def _why_not_openvino(device: str, precision: str) -> str | None:
+def _explain_unsupported_openvino(device: str, precision: str) -> str | None:
     if device != "cpu":
         return f"the openvino engine runs on the CPU, not on {device}"
     try:
@@ -72,7 +72,7 @@ def _why_not_openvino(device: str, precision: str) -> str | None:
     return None
 
 
-def _why_not_torch(device: str, precision: str) -> str | None:
+def _explain_unsupported_torch(device: str, precision: str) -> str | None:
     if precision == "int8":
         return "the torch engine does not run INT8; use engine: onnx or openvino"
     try:
@@ -85,7 +85,7 @@ def _why_not_torch(device: str, precision: str) -> str | None:
     return None
 
 
-def _why_not_tensorrt(device: str) -> str | None:
+def _explain_unsupported_tensorrt(device: str) -> str | None:
     if device in ("cpu", "mps"):
         return f"the tensorrt engine runs on an NVIDIA GPU, not on {device}"
     from penstock.engines.tensorrt.gpu import open_gpu

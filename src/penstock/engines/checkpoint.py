@@ -1,4 +1,4 @@
-"""Reads the JSON files in a model's folder that transformers or sentence-transformers saved."""
+"""Reads the JSON files in a model folder that was saved by transformers or sentence-transformers."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ CLASSIFIER = "ForSequenceClassification"
 MODULES = "modules.json"
 TOKENIZER = "tokenizer.json"
 MAX_LENGTH = 512  # tokens of a text, if no file sets a limit
-UNNAMED_LABELS = 2  # labels of a model whose config.json names none
+UNNAMED_LABELS = 2  # number of labels of a model whose config.json names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Checkpoint:
         return labels
 
     def max_length(self) -> int:
-        """Return how many tokens a text may have: the model's limit, or its number of positions if lower."""
+        """Return how many tokens a text may have: the tokenizer's limit, or the network's if that is lower."""
         lengths = [
             self._read_length("sentence_bert_config.json", "max_seq_length"),
             self._read_length("tokenizer_config.json", "model_max_length"),
@@ -103,8 +103,11 @@ def file_error(path: Path, message: str) -> ConfigError:
 
 
 @contextmanager
-def making_version(target: Path) -> Iterator[Path]:
-    """Yield a path at which the caller creates a folder; move the folder to `target` if no exception was raised."""
+def create_version_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary path for a new model version's folder; afterwards, move the folder to `target`.
+
+    If the body of the `with` statement raises, nothing is left at `target`.
+    """
     if target.exists():
         raise ConfigError(f"{target}: already exists; remove it, or import under another name")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from penstock.core.signature import DeclaredTensor, Tensors
 from penstock.core.tensors import TensorSpec
 
 
-def _list_declared(specs: Sequence[TensorSpec]) -> list[DeclaredTensor]:
+def _to_declared(specs: Sequence[TensorSpec]) -> list[DeclaredTensor]:
     return [DeclaredTensor(name=spec.name, datatype=spec.datatype, shape=spec.shape) for spec in specs]
 
 
@@ -28,21 +28,21 @@ class PythonOptions(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _declare_packets(cls, given: Any) -> Any:
-        """Set the inputs and outputs of a model that takes packets."""
-        if not isinstance(given, dict) or given.get("takes_packets") is not True:
-            return given
-        if given.get("inputs") or given.get("outputs"):
+    def _declare_packets(cls, value: Any) -> Any:
+        """Set the inputs and outputs of a model that takes whole packets of the block protocol."""
+        if not isinstance(value, dict) or value.get("takes_packets") is not True:
+            return value
+        if value.get("inputs") or value.get("outputs"):
             raise ValueError("takes_packets declares the inputs and outputs itself: leave out inputs and outputs")
-        if given.get("is_decoupled"):
+        if value.get("is_decoupled"):
             raise ValueError(
                 "takes_packets and is_decoupled exclude each other, as a packet has one answer: remove one"
             )
-        return {**given, "inputs": _list_declared(PACKET_SPECS), "outputs": _list_declared(ANSWER_SPECS)}
+        return {**value, "inputs": _to_declared(PACKET_SPECS), "outputs": _to_declared(ANSWER_SPECS)}
 
 
 class TorchOptions(Section):
-    """Settings of a PyTorch file: inputs and outputs, which some files do not contain, and options for running."""
+    """Settings of a PyTorch file: its inputs and outputs, if the file does not describe them, and how to run it."""
 
     inputs: Tensors = ()  # in the order of the model's arguments; required for a TorchScript file
     outputs: Tensors = ()
@@ -51,7 +51,7 @@ class TorchOptions(Section):
 
 
 class GenaiOptions(Section):
-    """Settings of OpenVINO GenAI, and limits on its use of the machine."""
+    """Settings of OpenVINO GenAI: the memory for its cache, and its CPU priority."""
 
     cache_mb: Annotated[int, Field(ge=16)] = 1024  # for keys and values of all sequences together
     nice: Annotated[int, Field(ge=0, le=19)] = 0  # 19: compute only when no other process needs the CPU
@@ -60,18 +60,18 @@ class GenaiOptions(Section):
 Sizes = tuple[Annotated[int, Field(ge=0)], ...]
 
 
-def _convert_to_text(given: Any) -> Any:
+def _convert_to_text(value: Any) -> Any:
     """Convert capabilities, such as 8.9, which YAML reads as numbers, back to text."""
-    if not isinstance(given, list | tuple):
-        return given
-    return [f"{each:.1f}" if isinstance(each, int | float) else each for each in given]
+    if not isinstance(value, list | tuple):
+        return value
+    return [f"{each:.1f}" if isinstance(each, int | float) else each for each in value]
 
 
 Capability = Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]  # a GPU's compute capability: 8.9
 
 
 class ShapeRange(Section):
-    """The sizes of one input: the smallest, the one to optimize for, and the largest."""
+    """The sizes that one input may have: the smallest, the one to optimize for, and the largest."""
 
     min: Sizes
     opt: Sizes
@@ -87,7 +87,7 @@ class ShapeRange(Section):
 
 
 class TensorRtOptions(Section):
-    """Settings for building a TensorRT engine from the file."""
+    """Settings for building a TensorRT engine from an ONNX file."""
 
     library: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"  # auto: TensorRT, else TensorRT-RTX
     shapes: dict[str, ShapeRange] = {}  # noqa: RUF012 - pydantic copies it; for inputs whose sizes no other setting limits

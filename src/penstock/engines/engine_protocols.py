@@ -43,7 +43,8 @@ class Engine(AnyEngine, Protocol):
 
     Each instance's `infer` is called from one thread at a time; several instances run in parallel.
 
-    Instances are numbered from 0. The number after the last one is used for quick batches on the worker's event loop.
+    Instances are numbered from 0. With the number after the last instance, `infer` runs a small batch in the thread of
+    the worker's event loop.
 
     BYTES tensors are object arrays of str or bytes, BF16 arrays have ml_dtypes.bfloat16.
     """
@@ -55,7 +56,7 @@ class Engine(AnyEngine, Protocol):
 
 @runtime_checkable
 class RowsEngine(Protocol):
-    """An engine that prepares itself for the batches of a text task."""
+    """An engine that can prepare for a text task's batches, for example by capturing CUDA graphs."""
 
     def prepare_rows(self, max_rows: int, max_length: int, max_tokens: int | None) -> None:
         """Prepare for batches up to these sizes.
@@ -98,7 +99,7 @@ class ContextEngine(Engine, Protocol):
         ...
 
     def probe(self, instance: int) -> str:
-        """Return the model's problem, or an empty text, without running the model's code.
+        """Return why the model does not work, or an empty text if it works, without running the model's code.
 
         Called from an instance's thread.
         """
@@ -108,21 +109,24 @@ class ContextEngine(Engine, Protocol):
 class GeneratingEngine(AnyEngine, Protocol):
     """An engine that generates text for many requests at once; requests join and leave between its steps.
 
-    The caller gives each generation a number that no earlier generation had.
+    The caller identifies each generation by a unique number.
     """
 
     def start(self, report: Callable[[GenerationStep], None]) -> None:
-        """Start reporting: call `report` in an engine thread after each step with news. Called once, after `load`."""
+        """Accept generations, and call `report` from an engine thread after each step that made progress.
+
+        The caller calls this method once, after `load`.
+        """
         ...
 
     def add(self, number: int, generation: Generation) -> None:
-        """Queue a generation, and return at once; it starts when the cache has room. Report a failure with `report`."""
+        """Queue a generation without waiting; it starts when the KV cache has room. Failures go to `report`."""
         ...
 
     def cancel(self, number: int) -> None:
-        """Stop a generation without waiting: report no further progress, and free its cache before the next step."""
+        """Stop a generation without waiting; its progress is no longer reported, and its KV cache is freed."""
         ...
 
     def probe(self) -> str:
-        """Return the engine's problem, or an empty text if it works. This call may block for a moment."""
+        """Return why the engine does not work, or an empty text if it works. This call may block for a moment."""
         ...

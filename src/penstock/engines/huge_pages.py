@@ -25,7 +25,7 @@ def use_huge_pages() -> None:
     if madvise is None or PAGESIZE != 4096:
         return
     with suppress(OSError), (_PROCESS / "pagemap").open("rb") as pages:
-        for start, end in own_memory((_PROCESS / "maps").read_text().splitlines()):
+        for start, end in find_own_mappings((_PROCESS / "maps").read_text().splitlines()):
             for piece in range(start, end, PIECE):
                 pages.seek(piece // PAGESIZE * 8)
                 found = np.frombuffer(pages.read((min(end, piece + PIECE) - piece) // PAGESIZE * 8), np.uint64)
@@ -35,8 +35,8 @@ def use_huge_pages() -> None:
                     madvise(ctypes.c_size_t(piece + int(block) * BLOCK), ctypes.c_size_t(BLOCK), _COLLAPSE)
 
 
-def own_memory(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each private writable mapping, rounded to whole blocks."""
+def find_own_mappings(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each private writable mapping in /proc/self/maps, rounded to whole huge pages."""
     for line in maps:
         span, modes, _, _, _, *name = line.split(maxsplit=5)
         if modes != "rw-p" or name not in ([], ["[heap]"]):

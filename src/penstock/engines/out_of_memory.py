@@ -1,4 +1,4 @@
-"""Recognizes out-of-memory errors of all runtimes, and converts them to DeviceOutOfMemory."""
+"""Recognizes the out-of-memory errors of PyTorch, ONNX Runtime and TensorRT; converts them to DeviceOutOfMemory."""
 
 import re
 
@@ -12,7 +12,9 @@ _OUT_OF_MEMORY = re.compile(
     r"|STATUS_ALLOC_FAILED|bad_alloc|insufficient (device |gpu )?memory",
     re.IGNORECASE,
 )
-_ASKED = re.compile(r"(?:tried to allocate|requested buffer of size|requested size of) +([0-9.]+)\s*([KMGT]i?B)?", re.I)
+_REQUESTED = re.compile(
+    r"(?:tried to allocate|requested buffer of size|requested size of) +([0-9.]+)\s*([KMGT]i?B)?", re.I
+)
 _FREE = re.compile(r"of which ([0-9.]+)\s*([KMGT]i?B) is free", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -22,7 +24,7 @@ def as_out_of_memory(error: str | BaseException, device: str) -> DeviceOutOfMemo
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     if not _OUT_OF_MEMORY.search(text):
         return None
-    asked, free = (_parse_size(pattern.search(text)) for pattern in (_ASKED, _FREE))
+    asked, free = (_parse_size(pattern.search(text)) for pattern in (_REQUESTED, _FREE))
     amounts = [f"{show_size(asked)} more were requested"] if asked else []
     amounts += [f"{show_size(free)} were free"] if free is not None else []
     known = f" ({', '.join(amounts)})" if amounts else ""
@@ -31,7 +33,7 @@ def as_out_of_memory(error: str | BaseException, device: str) -> DeviceOutOfMemo
     return DeviceOutOfMemory(f"{device} is out of memory{known}: {ADVICE}", device=device, **known_fields)
 
 
-def _parse_size(found: re.Match[str] | None) -> int | None:
-    if found is None:
+def _parse_size(match: re.Match[str] | None) -> int | None:
+    if match is None:
         return None
-    return int(float(found[1].rstrip(".")) * _UNITS[(found[2] or "")[:1].upper()])
+    return int(float(match[1].rstrip(".")) * _UNITS[(match[2] or "")[:1].upper()])

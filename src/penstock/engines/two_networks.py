@@ -9,7 +9,7 @@ from penstock.engines.engine_protocols import Engine
 
 
 class TwoNetworkEngine:
-    """Runs two networks. The names of the second network's tensors begin with `SECOND_PREFIX`."""
+    """Runs two networks as one engine. The second network's tensor names begin with `SECOND_PREFIX`."""
 
     def __init__(self, first: Engine, second: Engine) -> None:
         self._first = first
@@ -28,7 +28,7 @@ class TwoNetworkEngine:
         engine.warm_up(given)
 
     def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run the network that has these inputs. The second network always returns all outputs."""
+        """Run the network that the input names select. The second network always returns all its outputs."""
         engine, given = self._choose_network(inputs)
         return engine.infer(instance, given, outputs if engine is self._first else [])
 

@@ -54,7 +54,7 @@ class FrameTimes(NamedTuple):
 class FrameStep:
     batch_size: int  # frames per batch
     rows: int = 0  # rows of the network's input: an image may have several tiles
-    runs: int = 0
+    request_mode: int = 0
     batch_ms: FrameTimes | None = None  # time of the engine for the batch
     ms_per_frame: FrameTimes | None = None
     frames_per_s: float = 0.0
@@ -97,7 +97,7 @@ class FrameRun:
         began = time.perf_counter()
         file = ModelFile(folder.file(version), folder.path / version, settings)
         self._model = model = load_model(file, home=self._bench.home)
-        if model.runs == "calls":
+        if model.request_mode == "calls":
             model.engine.close()
             raise InvalidRequest(
                 f"--device: {folder.name} runs its own Python code and can only be measured with a server: leave out "

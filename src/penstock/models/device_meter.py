@@ -3,15 +3,15 @@
 import os
 from typing import NamedTuple
 
-from penstock.engines.hosting.process_usage import descendants
+from penstock.engines.hosting.process_usage import list_descendants
 from penstock.engines.torch.reserved import reserved_bytes
 from penstock.telemetry.gpus import Gpus, NvidiaGpu
 
 
-class _InUse(NamedTuple):
-    own: int | None  # by this process and its children; None if the driver does not know it
-    torch: int  # by PyTorch in this process
-    whole: int  # by all processes
+class _MemoryUse(NamedTuple):
+    own_bytes: int | None  # by this process and its children; None if the driver does not know it
+    torch_bytes: int  # by PyTorch in this process
+    device_bytes: int  # by all processes
 
 
 class DeviceMeter:
@@ -26,18 +26,18 @@ class DeviceMeter:
         self._before = {gpu.uuid: self._read(gpu) for gpu in gpus.visible}
 
     def taken_bytes(self, device: str) -> int:
-        """Return the bytes that this process has taken on the device since the meter was created."""
+        """Return the GPU memory that this process has taken since this object was created."""
         gpu = self._gpus.find(device)
         if gpu is None:
             return 0
         before, after = self._before[gpu.uuid], self._read(gpu)
-        if after.own is not None:
-            return max(0, after.own - (before.own or 0))
-        return max(0, after.torch - before.torch) or max(0, after.whole - before.whole)
+        if after.own_bytes is not None:
+            return max(0, after.own_bytes - (before.own_bytes or 0))
+        return max(0, after.torch_bytes - before.torch_bytes) or max(0, after.device_bytes - before.device_bytes)
 
-    def _read(self, gpu: NvidiaGpu) -> _InUse:
+    def _read(self, gpu: NvidiaGpu) -> _MemoryUse:
         reading = self._gpus.read(gpu)
         if reading is None:
-            return _InUse(None, 0, 0)
-        own = reading.bytes_of({os.getpid(), *descendants(os.getpid())})
-        return _InUse(own, reserved_bytes(gpu.device) or 0, reading.used_bytes)
+            return _MemoryUse(None, 0, 0)
+        own = reading.bytes_of({os.getpid(), *list_descendants(os.getpid())})
+        return _MemoryUse(own, reserved_bytes(gpu.device) or 0, reading.used_bytes)

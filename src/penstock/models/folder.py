@@ -34,14 +34,14 @@ class ModelFolder:
         return version_settings(self.path, version, self.settings)
 
     def of_version(self, version: str) -> "ModelFolder":
-        """Return the model's folder with only this version."""
+        """Return this object with `version` as the only version to serve."""
         return ModelFolder(self.name, self.path, self.settings_of(version), (version,))
 
     def file(self, version: str) -> Path:
         return self.path / version / self.settings_of(version).file
 
 
-def leads_out(path: Path, folder: Path) -> bool:
+def is_outside(path: Path, folder: Path) -> bool:
     """Return whether the path leads, through symbolic links, out of the folder."""
     return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
@@ -99,7 +99,7 @@ def _missing_version_error(path: Path, problem: str, version: str, settings: Mod
 
 
 def find_wanted_versions(path: Path) -> tuple[str, ...]:
-    """Return the versions to serve from a folder with errors: the listed versions, or the newest version, or 1."""
+    """Return the versions that a folder with errors should serve: those in model.yaml, or the newest, or version 1."""
     with suppress(ConfigError):
         settings = read_yaml(path / "model.yaml", ModelSettings)
         if not isinstance(settings.versions, str):
@@ -141,7 +141,7 @@ def _format_contents(folder: Path) -> str:
     """Return the names of the files beside model.yaml, for an error message."""
     found = []
     for child in sorted(folder.iterdir()):
-        if child.is_dir() and not leads_out(child, folder):
+        if child.is_dir() and not is_outside(child, folder):
             found += [f"{child.name}/{inner.name}" for inner in sorted(child.iterdir())] or [f"{child.name}/ (empty)"]
         elif child.name != "model.yaml":
             found.append(child.name)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
-from penstock.engines.checkpoint import MODULES, Checkpoint, file_error, making_version
+from penstock.engines.checkpoint import MODULES, Checkpoint, create_version_folder, file_error
 from penstock.engines.genai.gguf_files import copy_generator, is_generator
-from penstock.models.default_models import WEIGHTED
+from penstock.models.default_models import PACKAGED_WEIGHTS
 from penstock.models.folder import NAME, PACKAGED
 from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.options import LABELS_FILE
@@ -18,7 +18,7 @@ TASKS = ("embed", "score", "classify")
 ENGINES = ("auto", "openvino", "onnx", "torch")
 MAX_SCORES = 2  # numbers that a cross-encoder returns per pair
 # Files for other runtimes and trainers, and duplicates of safetensors.
-LEFT_OUT = ("onnx", "openvino", "tf_*", "flax_*", "rust_*", "*.bin", "*.h5", "*.msgpack", "*.onnx", "*.pt", ".*")
+EXCLUDED_FILES = ("onnx", "openvino", "tf_*", "flax_*", "rust_*", "*.bin", "*.h5", "*.msgpack", "*.onnx", "*.pt", ".*")
 VERSION = "1"
 
 
@@ -34,7 +34,7 @@ def model_name_of(file: Path) -> str:
 
 
 def find_weights(name: str, source: Path | None, package: str | None) -> Path:
-    """Return the folder with the weights: from --source, from --from, or from the package for the model's name."""
+    """Return the folder with the weights: `source`, or that of `package`, or that of the model's usual package."""
     if source is not None:
         if package is not None:
             raise ConfigError("--source and --from both set the weights: leave one of them out")
@@ -50,13 +50,13 @@ def find_weights(name: str, source: Path | None, package: str | None) -> Path:
         )
     if package not in PACKAGED:
         raise ConfigError(f"--from {package}: only {', '.join(PACKAGED)} have weights in a package")
-    return WEIGHTED[package].find()
+    return PACKAGED_WEIGHTS[package].find()
 
 
 def import_checkpoint(source: Path, model: Path, task: str | None = None, engine: str | None = None) -> str:
-    """Create version 1 of the model, and a missing model.yaml; return the task, or raise ConfigError.
+    """Create version 1 of the model, and its model.yaml if missing; return the task, or raise ConfigError.
 
-    If `task` or `engine` is None, the checkpoint decides.
+    If `task` or `engine` is None, it depends on the checkpoint.
     """
     try:
         if is_generator(source):
@@ -100,7 +100,7 @@ def _import_generator(source: Path, model: Path, task: str | None, engine: str |
 
 
 def _read_agreed_settings(path: Path, task: str | None, engine: str | None) -> tuple[str, str]:
-    """Return the task and engine in an existing model.yaml; raise ConfigError if the options contradict model.yaml."""
+    """Return the task and engine of an existing model.yaml; raise ConfigError if `task` or `engine` contradicts it."""
     settings = read_yaml(path, ModelSettings)
     for key, wanted, found in (("task", task, settings.task), ("engine", engine, settings.engine)):
         if wanted not in (None, found):
@@ -108,29 +108,29 @@ def _read_agreed_settings(path: Path, task: str | None, engine: str | None) -> t
     return settings.task, settings.engine
 
 
-def _choose_task(checkpoint: Checkpoint, wanted: str | None) -> str:
-    if wanted is not None and wanted not in TASKS:
-        raise ConfigError(f"--task {wanted}: a checkpoint is imported for {', '.join(TASKS)}")
+def _choose_task(checkpoint: Checkpoint, requested: str | None) -> str:
+    if requested is not None and requested not in TASKS:
+        raise ConfigError(f"--task {requested}: a checkpoint is imported for {', '.join(TASKS)}")
     if not checkpoint.is_classifier:
-        if wanted == "classify":
+        if requested == "classify":
             raise _misfit_error(
                 checkpoint, "it returns vectors, not classes: import it with --task embed or --task score"
             )
-        return wanted or "embed"
+        return requested or "embed"
     classes = len(checkpoint.labels())
-    if wanted == "embed":
+    if requested == "embed":
         raise _misfit_error(
             checkpoint, "it returns classes, not vectors: import it with --task score or --task classify"
         )
-    if wanted == "score" and classes > MAX_SCORES:
+    if requested == "score" and classes > MAX_SCORES:
         raise _misfit_error(
             checkpoint, f"it has {classes} labels, and task: score needs 1 or 2: import it with --task classify"
         )
-    if wanted == "classify" and classes == 1:
+    if requested == "classify" and classes == 1:
         raise _misfit_error(
             checkpoint, "it has only one label, so every answer would be equal: import it with --task score"
         )
-    return wanted or ("score" if classes == 1 else "classify")
+    return requested or ("score" if classes == 1 else "classify")
 
 
 def _misfit_error(checkpoint: Checkpoint, message: str) -> ConfigError:
@@ -149,8 +149,8 @@ def _copy_checkpoint(checkpoint: Checkpoint, target: Path) -> str:
     if not any(checkpoint.folder.rglob("*.safetensors")):
         raise file_error(checkpoint.folder, "has no *.safetensors; save the model again with save_pretrained")
     checkpoint.find_tokenizer()
-    with making_version(target) as partial:
-        shutil.copytree(checkpoint.folder, partial, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    with create_version_folder(target) as partial:
+        shutil.copytree(checkpoint.folder, partial, ignore=shutil.ignore_patterns(*EXCLUDED_FILES))
         if checkpoint.is_classifier:
             lines = "".join(f"{label}\n" for label in checkpoint.labels())
             (partial / LABELS_FILE).write_text(lines, encoding="utf-8")

@@ -14,7 +14,7 @@ from penstock.core.config import Limits
 from penstock.core.signature import Signature
 from penstock.engines.engine_protocols import AnyEngine, ContextEngine, Engine, EngineHome, GeneratingEngine, RowsEngine
 from penstock.engines.huge_pages import use_huge_pages
-from penstock.models.building import RUNS, Runs, TaskSpec, build_engine, build_task, takes_texts
+from penstock.models.building import MODE_BY_ENGINE, RequestMode, TaskSpec, build_engine, build_task, takes_texts
 from penstock.models.device_meter import DeviceMeter
 from penstock.models.engine_choice.candidates import EngineChoice, choose_by_features
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
@@ -38,30 +38,30 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A version's engine and task. As a context manager, it closes the engine on exit."""
+    """A loaded version of a model: its engine and task. As a context manager, it closes the engine on exit."""
 
     spec: TaskSpec  # the data from which the task was built
     task: AnyTask
     engine: AnyEngine
 
     @property
-    def runs(self) -> Runs:
-        return RUNS.get(self.settings.engine, "batches")
+    def request_mode(self) -> RequestMode:
+        return MODE_BY_ENGINE.get(self.settings.engine, "batches")
 
     @property
     def batching(self) -> tuple[Task, Engine]:
         """Return the task and the engine of a model that runs batches or calls."""
-        assert self.runs != "generations"
+        assert self.request_mode != "generations"
         return cast("Task", self.task), cast("Engine", self.engine)
 
     @property
     def context_engine(self) -> ContextEngine:
-        assert self.runs == "calls"
+        assert self.request_mode == "calls"
         return cast("ContextEngine", self.engine)
 
     @property
     def generating_engine(self) -> GeneratingEngine:
-        assert self.runs == "generations"
+        assert self.request_mode == "generations"
         return cast("GeneratingEngine", self.engine)
 
     @property
@@ -93,13 +93,13 @@ class LoadedBlock(LoadedModel):
 
     @property
     def computes_in_callers(self) -> bool:
-        """Return whether the engine computes in the calling thread, instead of in its own threads or on a device."""
+        """Return whether the engine computes in the calling thread, instead of in threads of its own or on a GPU."""
         settings = self.settings
         return settings.engine == "onnx" and settings.instances.threads == 1 and self.description.device == "cpu"
 
 
 def load_model(model: ModelFile, instances: int = 1, home: EngineHome | None = None) -> LoadedModel:
-    """Load only the model's main network, not a second network; raise ConfigError if the main network cannot load."""
+    """Load the model's main network, without a second network; raise ConfigError if that fails."""
     settings = choose_by_features(model.settings).settings
     engine = build_engine(model.file, settings, instances, home, has_second=False)
     return _load(engine, replace(model, settings=settings), Limits())
@@ -118,7 +118,7 @@ def load_block(
     gpus: Gpus | None = None,
     choose: ChooseEngine = _choose_by_features,
 ) -> LoadedBlock:
-    """Load a block; return when the engine is loaded and warmed up, or raise ConfigError if the load fails."""
+    """Load a block and warm up its engine; raise ConfigError if the load fails."""
     model = read_version(folder, version)
     settings, file = model.settings, model.file(version)
     files = model_files(model, version)
@@ -130,7 +130,7 @@ def load_block(
     def load(settings: ModelSettings) -> LoadedModel:
         engine = build_engine(file, settings, settings.instance_count(), home)
         trim()  # otherwise, memory that was freed earlier would hide the memory that this model takes
-        before_bytes.append(family_bytes())  # after the runtime was loaded, so that its memory does not count
+        before_bytes.append(measure_memory_bytes())  # after the runtime was loaded, so that its memory does not count
         return _load(engine, replace(model_file, settings=settings), limits)
 
     choice, loaded = EngineChoice(settings), None
@@ -140,7 +140,7 @@ def load_block(
     settings = loaded.settings  # which include the defaults of the engine and the device
     _warm_up(loaded)
     trim()
-    added_bytes = family_bytes() - before_bytes[0]
+    added_bytes = measure_memory_bytes() - before_bytes[0]
     use_huge_pages()  # after measuring, because this changes the memory of all models
     signature, seen = loaded.signature, loaded.task.signature
     description = BlockDescription(
@@ -178,7 +178,7 @@ def _load(engine: AnyEngine, model: ModelFile, limits: Limits) -> LoadedModel:
 
 def _warm_up(loaded: LoadedModel) -> None:
     settings = loaded.settings
-    if not settings.warm_up or loaded.runs == "generations":  # an engine that generates text warms up by itself
+    if not settings.warm_up or loaded.request_mode == "generations":  # an engine that generates text warms up by itself
         return
     task, engine = loaded.batching
     try:
@@ -192,7 +192,7 @@ def _warm_up(loaded: LoadedModel) -> None:
 
 
 def has_steady_cost(file: Path) -> bool:
-    """Return whether a run's time depends only on the input's size, as for a small model without loops or branches."""
+    """Return whether a run's time depends only on the input's size: true for small models without loops or branches."""
     if file.stat().st_size > STEADY_BYTES:
         return False
     from penstock.engines.onnx.onnx_network import has_branches
@@ -200,8 +200,8 @@ def has_steady_cost(file: Path) -> bool:
     return not has_branches(file)
 
 
-def family_bytes() -> int:
-    """Return the memory of this process and its children, in bytes. Slow: do not call this on the event loop."""
+def measure_memory_bytes() -> int:
+    """Return the memory that this process and its children use. This is slow: do not call it on the event loop."""
     this = psutil.Process()
     total = int(this.memory_info().rss)
     for child in this.children(recursive=True):
@@ -211,6 +211,6 @@ def family_bytes() -> int:
 
 
 def trim() -> None:
-    """Return freed memory to the system. Takes milliseconds: do not call this on the event loop."""
+    """Return freed memory to the system. This takes milliseconds: do not call it on the event loop."""
     if _TRIM is not None:
         _TRIM(0)

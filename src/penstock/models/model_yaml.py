@@ -13,7 +13,7 @@ from penstock.tasks.options import TaskSettings
 from penstock.telemetry.control_groups import usable_cores
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; default: model.onnx
-AUTO = "auto"  # the fastest engine for the model on this processor
+AUTO = "auto"  # use the fastest engine for the model on this processor
 NETWORK_ENGINES = ("onnx", "openvino", "tensorrt", AUTO)  # engines that read each other's files
 INSTANCES_ON_A_GPU = 2  # one instance computes while the other's batch is joined and copied
 # Defaults for texts on a GPU, where starting a batch costs as much time as some thousand tokens.
@@ -35,7 +35,7 @@ class ModelSettings(TaskSettings):
     genai: GenaiOptions = GenaiOptions()
 
     def instance_count(self, device: str = "cpu") -> int:
-        """Return the number of instances. `device` is the device that runs the model, and is never `auto`."""
+        """Return the number of instances to run on `device`, which is a specific device and not `auto`."""
         if self.instances.count != "auto":
             return self.instances.count
         if self.sessions.is_stateful:
@@ -47,7 +47,7 @@ class ModelSettings(TaskSettings):
         return max(1, usable_cores() // self.instances.threads)
 
     def on_device(self, device: str, has_texts: bool) -> "ModelSettings":
-        """Return the settings with the device's defaults for keys that model.yaml leaves out."""
+        """Return the settings, with defaults for this device in place of keys that model.yaml leaves out."""
         if not (has_texts and device.startswith("cuda")):
             return self
         batching = BatchingOnGpu(**(TEXTS_ON_A_GPU | self.batching.model_dump(exclude_unset=True)))
@@ -67,21 +67,21 @@ class ModelSettings(TaskSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _set_default_file(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "file" not in given and given.get("engine") in DEFAULT_FILES:
-            return {**given, "file": DEFAULT_FILES[given["engine"]]}
-        return given
+    def _set_default_file(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "file" not in values and values.get("engine") in DEFAULT_FILES:
+            return {**values, "file": DEFAULT_FILES[values["engine"]]}
+        return values
 
     @model_validator(mode="before")
     @classmethod
-    def _set_default_device(cls, given: Any) -> Any:
+    def _set_default_device(cls, values: Any) -> Any:
         """Set `instances.device` to cuda for `engine: tensorrt`, unless the settings name a device."""
-        if not isinstance(given, dict) or given.get("engine") != "tensorrt":
-            return given
-        asked = given.get("instances", {})
+        if not isinstance(values, dict) or values.get("engine") != "tensorrt":
+            return values
+        asked = values.get("instances", {})
         if isinstance(asked, Instances):
             asked = asked.model_dump(exclude_unset=True)
-        return {**given, "instances": {"device": "cuda", **asked}} if isinstance(asked, dict) else given
+        return {**values, "instances": {"device": "cuda", **asked}} if isinstance(asked, dict) else values
 
     @field_validator("task", "engine")
     @classmethod
@@ -118,7 +118,9 @@ class ModelSettings(TaskSettings):
         if self.python.is_decoupled and self.engine != "python":
             raise ConflictingValues("python.is_decoupled needs engine: python", "python.is_decoupled", "engine")
         if self.sessions.is_stateful and self.instances.count not in ("auto", 1):
-            message = "sessions.is_stateful needs instances.count: 1 (more workers share the sessions)"
+            message = (
+                "sessions.is_stateful needs instances.count: 1 (to run more, add workers, which share the sessions)"
+            )
             raise ConflictingValues(message, "sessions.is_stateful", "instances.count")
         return self
 
@@ -133,6 +135,6 @@ class ModelSettings(TaskSettings):
         if task.max_running and self.instances.count not in ("auto", 1):
             message = (
                 f"task: {self.task} needs instances.count: 1 "
-                f"(it runs {self.task}.max_running at once; add workers for more)"
+                f"(one instance runs {self.task}.max_running requests at once; add workers for more)"
             )
             raise ConflictingValues(message, "task", "instances.count")

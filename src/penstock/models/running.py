@@ -17,23 +17,25 @@ BatchArrays = dict[str, Array]
 
 
 def answer(model: LoadedModel, request: TaskRequest) -> list[Tensor]:
-    """Run the pieces of a request one at a time, without padding, and return the answer."""
+    """Run a request, one piece at a time and so without padding, and return the answer."""
     prepared = model.task.prepare(request)
     results = [infer(model, [piece])[0] for piece in prepared.pieces]
     return model.task.finish(request, prepared, results)
 
 
-def first_answers(model: LoadedModel, request: TaskRequest, most: int, request_id: str = "") -> list[list[Tensor]]:
-    """Run the request; return its answer, or the first `most` answers of a decoupled model."""
-    if model.runs == "generations":
+def first_answers(
+    model: LoadedModel, request: TaskRequest, max_answers: int, request_id: str = ""
+) -> list[list[Tensor]]:
+    """Run the request; return its answer, or the first `max_answers` answers of a decoupled model."""
+    if model.request_mode == "generations":
         return [_generate(model, request)]
-    if model.runs == "batches":
+    if model.request_mode == "batches":
         return [answer(model, request)]
     task, _ = model.batching
     prepared = task.prepare(request)
     (piece,) = prepared.pieces
     stream = model.context_engine.stream(0, task.join([piece]), task.engine_outputs, CallContext(request_id=request_id))
-    made = list(islice(stream, most))
+    made = list(islice(stream, max_answers))
     cast("Any", stream).close()
     return [task.finish(request, prepared, task.split([piece], outputs)) for outputs in made]
 
@@ -78,7 +80,7 @@ def prepare_all(model: LoadedModel, requests: Iterable[TaskRequest]) -> list[Pie
 
 
 def cut_into_batches(pieces: Iterable[Piece], max_rows: int, max_tokens: int | None) -> list[list[Piece]]:
-    """Join pieces of similar length into batches, like a worker at which all pieces wait."""
+    """Group pieces of similar length into batches, as a worker does when many pieces wait."""
     waiting = sorted(pieces, key=lambda piece: piece.length)
     if any(piece.key != waiting[0].key for piece in waiting):
         return [[piece] for piece in waiting]

@@ -22,13 +22,13 @@ from penstock.models.folder import MODEL_ONLY, VERSION_FILE
 from penstock.models.model_yaml import ModelSettings
 
 REMOVED: Any = object()  # a value that removes the key, so that the default applies
-WAS = re.compile(r"^# was (?P<value>[^:]*): (?P<reason>.*)$")
+OLD_VALUE = re.compile(r"^# was (?P<value>[^:]*): (?P<reason>.*)$")
 
 
 def edit_settings(file: Path, changes: Mapping[str, Any]) -> None:
-    """Set dotted keys (`batching.max_tokens`) in a model.yaml or version.yaml; if one key is invalid, change nothing.
+    """Set dotted keys (`batching.max_tokens`) in a model.yaml or version.yaml; if one is invalid, change nothing.
 
-    The comment beside a changed value becomes `# was 256: <comment>`, because it describes the old value. If
+    The comment beside a changed value becomes `# was 256: <comment>`, because the comment describes the old value. If
     version.yaml does not exist, it is created.
     """
     file = file.resolve()  # a link must not be replaced by a file
@@ -89,7 +89,7 @@ def _read(file: Path) -> tuple[str, str]:
 
 
 def _check_draft(draft: Path, file: Path, changes: Mapping[str, Any]) -> None:
-    """Read the model and its versions with the draft instead of the file; raise ConfigError if the draft is invalid."""
+    """Read the model and its versions with `draft` in place of `file`; raise ConfigError if the draft is invalid."""
     try:
         if file.name == VERSION_FILE:
             found = read_yaml(draft, ModelSettings, file.parent.parent / "model.yaml", MODEL_ONLY)
@@ -106,11 +106,11 @@ def _check_draft(draft: Path, file: Path, changes: Mapping[str, Any]) -> None:
             raise ConfigError(f"{file}: {key}: {value!r} reads back as {read.get(key)!r}", file=str(file))
 
 
-def flatten_keys(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested mappings by dotted keys (`batching.max_tokens`)."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= flatten_keys(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+        found |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
 
 
@@ -163,11 +163,11 @@ def _read_comment(section: CommentedMap, name: str) -> str:
 
 
 def _update_comment(section: CommentedMap, name: str, value: Any) -> None:
-    """Add the old value to the comment of a changed line, or restore the comment if the old value is set again."""
+    """Add the old value to the comment beside a changed key, or restore the comment if the old value is set again."""
     comment, *rest = _read_comment(section, name).split("\n")
     if not comment:
         return
-    was = WAS.match(comment)
+    was = OLD_VALUE.match(comment)
     if was is None:
         now = f"# was {_format_value(section[name])}: {comment.lstrip('# ')}"
     elif was["value"] == _format_value(value):

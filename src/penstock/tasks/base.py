@@ -1,4 +1,4 @@
-"""The task protocol: tasks prepare requests as pieces, join pieces into batches, split batches, finish requests."""
+"""The protocols of tasks: prepare requests as pieces, join pieces into batches, split results, finish answers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,10 @@ class TaskRequest:
 
 @dataclass(slots=True)
 class Piece:
-    """The part of a request that is joined with others: texts of similar length, one tile, or all rows of tensors."""
+    """A part of a request that can be joined with pieces of other requests into a batch.
+
+    For example texts of similar length, one tile of an image, or all rows of tensors.
+    """
 
     arrays: dict[str, Array]
     rows: int = 1
@@ -31,19 +34,19 @@ class Piece:
 @dataclass(slots=True)
 class Prepared:
     pieces: list[Piece]
-    context: Any = None  # state of the task that `finish` needs
+    context: Any = None  # the task's data about the request, for `finish`
     parameters: dict[str, Parameter] = field(default_factory=dict)  # returned to the caller with the answer
     order: Array | None = None  # for each row of the answer: the index of the row in the pieces; None: in order
 
     def arrange(self, results: Sequence[Sequence[Array]]) -> Array:
-        """Return the rows of the results' first arrays in the order of the answer's rows."""
+        """Return the rows of the pieces' results (of their first arrays), in the order of the answer's rows."""
         rows: Array = results[0][0] if len(results) == 1 else np.concatenate([result[0] for result in results])
         return rows if self.order is None else rows[self.order]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSignature:
-    """The inputs and outputs of a block for clients, with the batch dimension."""
+    """The inputs and outputs of a block as clients see them, including the batch dimension."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -65,7 +68,7 @@ class TaskInput(Protocol):
 
 @runtime_checkable
 class EstimatesMemory(Protocol):
-    """A task, or its input, whose requests may need much more memory than the size of their tensors."""
+    """A task (or task input) whose requests may need much more memory than their tensors have."""
 
     def weigh(self, request: TaskRequest) -> int:
         """Return quickly, without raising, an upper bound of the memory that the request needs until it is answered."""
@@ -74,7 +77,7 @@ class EstimatesMemory(Protocol):
 
 @runtime_checkable
 class PreparesInline(Protocol):
-    """A task, or its input, that prepares requests of at most `inline_bytes` faster than a thread starts."""
+    """A task (or task input) that prepares requests of up to `inline_bytes` faster than a thread could start."""
 
     inline_bytes: int
 
@@ -83,7 +86,7 @@ class AnyTask(Protocol):
     """The methods that all tasks have.
 
     `prepare` and `finish` run on the event loop for small requests if the task declares them cheap, else in threads.
-    Both methods raise InvalidRequest or RequestTooLarge for a fault of the caller, which fails that request only.
+    Both methods raise InvalidRequest or RequestTooLarge if the request is at fault; other requests are not affected.
     """
 
     is_prepare_cheap: bool
@@ -93,9 +96,9 @@ class AnyTask(Protocol):
     def prepare(self, request: TaskRequest) -> Prepared: ...
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        """Return the answer.
+        """Return the request's answer.
 
-        `results` has the arrays that `split` returned for each of the request's pieces, in order.
+        `results` has the arrays that `split` returned for each of the request's pieces, in the order of the pieces.
         """
         ...
 

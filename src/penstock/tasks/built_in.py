@@ -9,7 +9,7 @@ from penstock.core.signature import ImageWork, Signature
 from penstock.tasks.base import AnyTask, Task
 from penstock.tasks.comparison import (
     AnswerComparison,
-    Spread,
+    DistributionName,
     compare_embeddings,
     compare_images,
     compare_labels,
@@ -91,7 +91,7 @@ _DESCRIPTIONS = (
         files=lambda settings: TaskFiles(tokenizer=TOKENIZER_FILE),
         experiment_data="pairs",
         comparison=AnswerComparison(
-            "mean cosine", 0.98, compare_embeddings, spread=Spread("cosine", "cosine", 6), ranks_texts=True
+            "mean cosine", 0.98, compare_embeddings, spread=DistributionName("cosine", "cosine", 6), ranks_texts=True
         ),
         example="penstock embed {text} --model {model}",
     ),
@@ -117,7 +117,7 @@ _DESCRIPTIONS = (
         networks=_upscale_networks,
         row_size=lambda settings: RowSize(side=settings.upscale.tile),
         experiment_data="photos",
-        comparison=AnswerComparison("mean PSNR", 40.0, compare_images, "dB", Spread("psnr_db", "PSNR dB", 2)),
+        comparison=AnswerComparison("mean PSNR", 40.0, compare_images, "dB", DistributionName("psnr_db", "PSNR dB", 2)),
         example="penstock upscale {photo} larger.png --model {model}",
     ),
     TaskDescription(
@@ -143,12 +143,12 @@ TASKS = PluginKind(
 
 
 def describe_task(name: str) -> TaskDescription:
-    """Return a task's description. For a task of a package, return the defaults, and do not import the package."""
+    """Return a task's description: the real one of a built-in task, default values for a task in a package."""
     return BUILT_IN.get(name) or TaskDescription(name, lambda source: load_description(name).build(source))
 
 
 def load_description(name: str) -> TaskDescription:
-    """Return the task's description; import its package if it is not built in.
+    """Return a task's description; if the task is not built in, import its package.
 
     The package's entry point is a TaskDescription, or a callable that builds the task. Raises ConfigError if the
     package is missing or broken.

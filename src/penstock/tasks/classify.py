@@ -17,7 +17,7 @@ from penstock.tasks.options import LABELS_FILE, ClassifyOptions, TextLimits
 from penstock.tasks.tensor import TensorTask, split_rows
 
 LABEL, SCORE = "label", "score"
-LOGITS = "logits"  # the output to use if there are several and classify.output is not set
+LOGITS = "logits"  # the network's output to use if there are several and classify.output is not set
 TOP_K = "top_k"
 
 
@@ -53,7 +53,7 @@ class ClassifyTask:
     def prepare(self, request: TaskRequest) -> Prepared:
         check_outputs(request, (LABEL, SCORE))
         self._read_top_k(request)
-        # Without the requested outputs, which the input does not know.
+        # The requested outputs are left out, because the task input would reject their names.
         return self._input.prepare(TaskRequest(request.inputs, []))
 
     def weigh(self, request: TaskRequest) -> int:
@@ -111,7 +111,7 @@ def _best_indices(scores: Array, count: int) -> Array:
 def _build_input(
     folder: Path, options: ClassifyOptions, limits: RowLimits, engine: Signature, output: TensorSpec
 ) -> TaskInput:
-    """Return the kind of input that the model needs; import only the libraries of this kind."""
+    """Return the task input for the model (for images, texts or tensors); import only the libraries that it needs."""
     kind = _choose_input_kind(options, engine)
     if kind == "text":
         from penstock.tasks.text import TextNetwork, TextTask

@@ -1,4 +1,4 @@
-"""Checks inputs that are columns: BYTES with one element per row, [n] or [n, 1]."""
+"""Checks that input tensors are columns: BYTES with one element per row, of shape [n] or [n, 1]."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,10 @@ from penstock.tasks.base import TaskRequest
 
 
 def take_inputs(request: TaskRequest, inputs: list[str], expected: str) -> list[Tensor]:
-    """Return the request's inputs in the order of the names `inputs`. Errors begin with `expected`."""
+    """Return the request's tensors in the order of the names `inputs`; raise an error if one is missing or unknown.
+
+    `expected`: what the model takes, as the beginning of the error message.
+    """
     names = [tensor.name for tensor in request.inputs]
     if names == inputs:
         return request.inputs
@@ -23,7 +26,7 @@ def check_outputs(request: TaskRequest, outputs: Sequence[str]) -> None:
 
 
 def check_column(tensor: Tensor, expected: str, element: str) -> None:
-    """Raise an error if the tensor is not a column. `element`: the word for an element in errors, such as text."""
+    """Raise an error if the tensor is not a column. `element`: what an element is called in errors, such as "text"."""
     is_column = len(tensor.shape) == 1 or (len(tensor.shape) == 2 and tensor.shape[1] == 1)
     if tensor.datatype != BYTES or not is_column:
         raise InvalidTensor(f"{expected}; got {tensor.datatype} {list(tensor.shape)}")

@@ -1,4 +1,7 @@
-"""Compares the answers of two variants of a model. The lowest acceptable value of a comparison is its floor."""
+"""Compares the answers of two variants of a model, such as before and after quantization.
+
+A comparison's floor is its lowest acceptable value.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +21,8 @@ Measured = tuple[float, dict[str, Any]]  # the value to compare with the floor, 
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Names a distribution of values in a comparison's details; experiments report its mean and its minimum."""
+class DistributionName:
+    """The names of a distribution (mean and minimum of a value) in a comparison's details and in reports."""
 
     key: str  # in the details
     label: str
@@ -28,19 +31,19 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class AnswerComparison:
-    """A function that compares a task's answers, and the default floor of its result."""
+    """The comparison of a task's answers: a function, its unit, and the lowest acceptable result (`floor`)."""
 
     measure: str
     floor: float
     compare: Callable[[Answers, Answers], Measured]
     unit: str = ""
-    spread: Spread | None = None  # None: experiments do not measure the accuracy of served models
+    spread: DistributionName | None = None  # None: experiments do not measure the accuracy of served models
     ranks_texts: bool = False  # the samples are two groups: texts of the first are queries that rank the second
 
 
-def compare_embeddings(expected: Answers, found: Answers) -> Measured:
-    """Return the mean cosine. If there are two groups, also compare how the first group's texts rank the second's."""
-    one, other = ([_join_vectors(group) for group in answers] for answers in (expected, found))
+def compare_embeddings(expected: Answers, actual: Answers) -> Measured:
+    """Return the mean cosine of the vectors; with two groups of texts, also compare how the first ranks the second."""
+    one, other = ([_join_vectors(group) for group in answers] for answers in (expected, actual))
     values = cosines(np.concatenate(one), np.concatenate(other))
     details: dict[str, Any] = {"cosine": distribution(values)}
     if len(one) > 1:
@@ -48,9 +51,9 @@ def compare_embeddings(expected: Answers, found: Answers) -> Measured:
     return float(values.mean()), details
 
 
-def compare_scores(expected: Answers, found: Answers) -> Measured:
+def compare_scores(expected: Answers, actual: Answers) -> Measured:
     one, other = (
-        np.array([[_flatten_numbers(answer)[0] for answer in group] for group in side]) for side in (expected, found)
+        np.array([[_flatten_numbers(answer)[0] for answer in group] for group in side]) for side in (expected, actual)
     )
     ranks = rank_agreement(one, other)
     difference = np.abs(one - other)
@@ -61,24 +64,24 @@ def compare_scores(expected: Answers, found: Answers) -> Measured:
     return ranks["spearman"], details
 
 
-def compare_labels(expected: Answers, found: Answers) -> Measured:
-    pairs = list(zip(chain(*expected), chain(*found), strict=True))
+def compare_labels(expected: Answers, actual: Answers) -> Measured:
+    pairs = list(zip(chain(*expected), chain(*actual), strict=True))
     best = [unpack_bytes(_find_tensor(a, "label"))[0] == unpack_bytes(_find_tensor(b, "label"))[0] for a, b in pairs]
     changes = [abs(float(_flat_array(a, "score")[0] - _flat_array(b, "score")[0])) for a, b in pairs]
     details = {"agree": sum(best), "of": len(best), "score_difference_max": round(max(changes), 6)}
     return float(np.mean(best)), details
 
 
-def compare_images(expected: Answers, found: Answers) -> Measured:
+def compare_images(expected: Answers, actual: Answers) -> Measured:
     values = [
-        psnr_db(_decode_pixels(a), _decode_pixels(b)) for a, b in zip(chain(*expected), chain(*found), strict=True)
+        psnr_db(_decode_pixels(a), _decode_pixels(b)) for a, b in zip(chain(*expected), chain(*actual), strict=True)
     ]
     details = {"psnr_db": {"mean": round(float(np.mean(values)), 4), "min": round(min(values), 4)}}
     return float(np.mean(values)), details
 
 
-def compare_tensors(expected: Answers, found: Answers) -> Measured:
-    one, other = (np.stack([_flatten_numbers(answer) for answer in chain(*side)]) for side in (expected, found))
+def compare_tensors(expected: Answers, actual: Answers) -> Measured:
+    one, other = (np.stack([_flatten_numbers(answer) for answer in chain(*side)]) for side in (expected, actual))
     values = cosines(one, other)
     largest = np.maximum(np.abs(one).max(axis=1), np.finfo(np.float64).tiny)
     errors = np.abs(one - other).max(axis=1) / largest
@@ -90,12 +93,12 @@ def _join_vectors(group: Sequence[Sequence[Tensor]]) -> Array:
     return np.concatenate([to_array(answer[0]) for answer in group])
 
 
-def _cosine_matrix(asked: Array, ranked: Array) -> Array:
+def _cosine_matrix(queries: Array, passages: Array) -> Array:
     def unit(rows: Array) -> Array:
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         return rows / np.where(lengths > 0, lengths, 1.0)
 
-    found: Array = unit(asked) @ unit(ranked).T
+    found: Array = unit(queries) @ unit(passages).T
     return found
 
 
@@ -121,11 +124,11 @@ def _decode_pixels(answer: Sequence[Tensor]) -> Array:
     return np.asarray(decode(read_header(unpack_bytes(answer[0])[0])).image)
 
 
-def cosines(expected: Array, found: Array) -> Array:
+def cosines(expected: Array, actual: Array) -> Array:
     """Return the cosine of each pair of rows: 1 if both rows are zero, 0 if only one row is zero."""
-    expected, found = expected.astype(np.float64), found.astype(np.float64)
-    values = ranking.compute_cosines(expected, found)
-    values[~expected.any(axis=1) & ~found.any(axis=1)] = 1.0
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    values = ranking.compute_cosines(expected, actual)
+    values[~expected.any(axis=1) & ~actual.any(axis=1)] = 1.0
     return values
 
 
@@ -135,13 +138,13 @@ def distribution(values: Array) -> dict[str, float]:
     return {name: round(float(value), 6) for name, value in found.items()}
 
 
-def rank_agreement(expected: Array, found: Array) -> dict[str, float]:
+def rank_agreement(expected: Array, actual: Array) -> dict[str, float]:
     """Return how similarly two sets of scores [queries, passages] rank the passages."""
     queries, passages = expected.shape
-    best = np.argmax(expected, axis=1) == np.argmax(found, axis=1)
+    best = np.argmax(expected, axis=1) == np.argmax(actual, axis=1)
     top = min(TOP, passages)
-    overlaps = [len(_best_indices(a, top) & _best_indices(b, top)) / top for a, b in zip(expected, found, strict=True)]
-    orders = [spearman(a, b) for a, b in zip(expected, found, strict=True)]
+    overlaps = [len(_best_indices(a, top) & _best_indices(b, top)) / top for a, b in zip(expected, actual, strict=True)]
+    orders = [spearman(a, b) for a, b in zip(expected, actual, strict=True)]
     return {
         "queries": queries,
         "passages": passages,
@@ -152,17 +155,17 @@ def rank_agreement(expected: Array, found: Array) -> dict[str, float]:
     }
 
 
-def spearman(expected: Array, found: Array) -> float:
+def spearman(expected: Array, actual: Array) -> float:
     """Return Spearman's rank correlation; equal values have the same rank."""
-    one, other = _rank_values(expected), _rank_values(found)
+    one, other = _rank_values(expected), _rank_values(actual)
     one, other = one - one.mean(), other - other.mean()
     product = float(np.linalg.norm(one) * np.linalg.norm(other))
     return float(one @ other) / product if product else float(np.array_equal(one, other))
 
 
-def psnr_db(expected: Array, found: Array) -> float:
+def psnr_db(expected: Array, actual: Array) -> float:
     """Return the PSNR in decibels. Pixels are from 0 to 255."""
-    error = float(np.mean((expected.astype(np.float64) - found.astype(np.float64)) ** 2))
+    error = float(np.mean((expected.astype(np.float64) - actual.astype(np.float64)) ** 2))
     return min(SAME_DB, float(10 * np.log10(255**2 / error))) if error else SAME_DB
 
 

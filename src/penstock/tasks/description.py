@@ -1,4 +1,4 @@
-"""Describes tasks to other modules, so that no other module depends on the names of tasks."""
+"""The description of a task for other modules, which then need not know the names of tasks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -44,13 +44,13 @@ class TaskSource(Protocol):
 
     @property
     def batched(self) -> bool | None:
-        """True if the first dimension is a batch; None if the model's file decides."""
+        """True if the first dimension of tensors is a batch dimension; None if the model's file decides."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network of a model, and the image processing before and after the network that the engine may do."""
+    """A network of a model, and the image processing around the network that the engine may take over."""
 
     file: str
     image: ImageWork | None = None
@@ -59,7 +59,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class RowSize:
-    """The size of a batch's largest row; 0 means that the settings do not limit this size."""
+    """The largest size of a row in a batch; 0 means that the settings do not limit it."""
 
     tokens: int = 0  # of a text
     side: int = 0  # of an image, in pixels
@@ -91,7 +91,7 @@ def _no_extra_files(settings: TaskSettings) -> TaskFiles:
 
 @dataclass(frozen=True, slots=True)
 class TaskDescription:
-    """Describes a task, built in or from a package. The defaults suit tasks whose tensors have no known meaning."""
+    """A task, built in or from a package, as other modules see it. The defaults fit a task for any tensors."""
 
     name: str
     build: Callable[[TaskSource], AnyTask]  # raises ConfigError if the model does not fit the task

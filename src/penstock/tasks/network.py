@@ -17,7 +17,7 @@ def has_text_inputs(engine: Signature) -> bool:
 
 
 def has_image_input(engine: Signature) -> bool:
-    """Return whether the only input has the shape of images: four dimensions, with channels second or last."""
+    """Return whether the network has one input, shaped like images: four dimensions, with channels second or last."""
     if len(engine.inputs) != 1:
         return False
     (spec,) = engine.inputs
@@ -26,9 +26,9 @@ def has_image_input(engine: Signature) -> bool:
 
 
 def find_output(engine: Signature, name: str, setting: str, datatypes: Sequence[str] = FLOATS) -> TensorSpec:
-    """Return the output `name`, which must be [batch, width].
+    """Return the network's output `name`; raise ConfigError unless its shape is [batch, width].
 
-    `setting`: the key of model.yaml that contains the name.
+    `setting`: the key of model.yaml that sets the name, for the error message.
     """
     outputs = {spec.name: spec for spec in engine.outputs}
     if name not in outputs:

@@ -37,7 +37,7 @@ class ScoreOptions(TextOptions):
 
 
 class ClassifyOptions(TextOptions):
-    """The network's input and the meaning of its output."""
+    """Settings for the network's input, and for the meaning of its output."""
 
     input: Literal["auto", "image", "text", "tensor"] = "auto"  # auto: by the shapes of the network's inputs
     output: str = ""  # the network's output; may be empty if there is only one
@@ -62,7 +62,7 @@ class UpscaleOptions(Section):
 
 
 class SamplingDefaults(Section):
-    """Defaults of sampling parameters; None: the default of OpenAI's API."""
+    """The model's defaults for sampling parameters; None: the default of OpenAI's API."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -96,7 +96,7 @@ class TaskSettings(SharedSettings):
 
     @property
     def text_options(self) -> TextOptions | None:
-        """Return the section of the model's task if it is a text task, otherwise None."""
+        """Return the settings of the model's task if it is a text task, otherwise None."""
         section = getattr(self, self.task, None)
         return section if isinstance(section, TextOptions) else None
 

@@ -120,10 +120,10 @@ class CrossTask(_ScoreTask):
 
 
 class PairTokens:
-    """Joins two texts into one row of tokens. If the row is too long, the second text is shortened first."""
+    """Joins the tokens of two texts into one row. If the row is too long, the second text is shortened first."""
 
     def __init__(self, tokenizer: TextTokenizer, max_length: int) -> None:
-        """Find the special tokens by encoding a sample pair, because tokenizers mark pairs in different ways."""
+        """Encode a sample pair to find its special tokens, because tokenizers mark pairs in different ways."""
         found = tokenizer.encode_pair("a", "b")
         places = found.sequence_ids
         if 0 not in places or 1 not in places:
@@ -137,8 +137,8 @@ class PairTokens:
         self._special = [(found.ids[start:end], found.type_ids[start:end]) for start, end in bounds]
         self._text_types = (found.type_ids[first], found.type_ids[second])
         special_count = sum(end - start for start, end in bounds)
-        self._room = max_length - special_count
-        if self._room < 2:
+        self._max_text_tokens = max_length - special_count
+        if self._max_text_tokens < 2:
             raise ConfigError(
                 f"score.max_length: {max_length} leaves no room for two texts beside the "
                 f"{special_count} special tokens of a pair; set a larger score.max_length"
@@ -148,8 +148,8 @@ class PairTokens:
         """Yield the ids and types of each pair, given the ids of its texts without special tokens."""
         (before, between, after), (of_first, of_second) = self._special, self._text_types
         for whole_first, whole_second in pairs:
-            first = whole_first[: self._room]
-            second = whole_second[: self._room - len(first)]
+            first = whole_first[: self._max_text_tokens]
+            second = whole_second[: self._max_text_tokens - len(first)]
             ids = [*before[0], *first, *between[0], *second, *after[0]]
             types = [*before[1], *[of_first] * len(first), *between[1], *[of_second] * len(second), *after[1]]
             yield ids, types

@@ -28,7 +28,7 @@ WARM_UP_DIMENSION = 8  # in place of a size that the file leaves open
 
 
 class TensorTask:
-    """Checks tensors, and joins requests of the same shape."""
+    """Checks tensors, and joins requests with tensors of the same shape."""
 
     is_prepare_cheap = True
     is_finish_cheap = True
@@ -36,7 +36,7 @@ class TensorTask:
     def __init__(
         self, model: Signature, max_rows: int, is_batched: bool | None, max_elements: int = MAX_ELEMENTS
     ) -> None:
-        """If `is_batched` is None, the first dimension is a batch if it is open in every tensor."""
+        """If `is_batched` is None, the first dimension is a batch dimension if its size is open (-1) in all tensors."""
         tensors = (*model.inputs, *model.outputs)
         if is_batched is None:
             is_batched = all(spec.shape[:1] == (-1,) for spec in tensors)
@@ -44,7 +44,7 @@ class TensorTask:
         self._max_rows = max_rows
         self._max_elements = max_elements
         self._inputs = {spec.name: spec for spec in model.inputs}
-        self._known: dict[
+        self._checked_inputs: dict[
             tuple[str, str, tuple[int, ...]], int
         ] = {}  # by name, type and shape: the size of inputs that passed the check
         self._output_index = {spec.name: index for index, spec in enumerate(model.outputs)}
@@ -62,10 +62,10 @@ class TensorTask:
                 what = "unknown" if spec is None else "repeated"
                 raise InvalidTensor(f"{what} input '{tensor.name}'; the model takes {', '.join(self._inputs)}")
             kind = (tensor.name, tensor.datatype, tensor.shape)
-            if self._known.get(kind) != len(tensor.data):
+            if self._checked_inputs.get(kind) != len(tensor.data):
                 _check_input(tensor, spec, self._max_elements)
-                if tensor.datatype != BYTES and len(self._known) < MAX_CACHED:
-                    self._known[kind] = len(tensor.data)
+                if tensor.datatype != BYTES and len(self._checked_inputs) < MAX_CACHED:
+                    self._checked_inputs[kind] = len(tensor.data)
             arrays[tensor.name] = to_array(tensor)
         if len(arrays) < len(self._inputs):
             missing = [name for name in self._inputs if name not in arrays]
@@ -73,10 +73,7 @@ class TensorTask:
         return Prepared([self._make_piece(arrays)])
 
     def weigh(self, request: TaskRequest) -> int:
-        """Count only texts, because each text becomes an object in the input and in the output.
-
-        Numbers are not copied.
-        """
+        """Return the memory that the request's texts need as Python objects; numbers are not copied."""
         texts = [tensor for tensor in request.inputs if tensor.datatype == BYTES]
         counts = [max(0, min(prod(tensor.shape), self._max_elements)) for tensor in texts]
         return ELEMENT_BYTES * sum(counts) + sum(map(_estimate_text_bytes, texts, counts))
@@ -152,9 +149,9 @@ def _make_zeros(spec: TensorSpec, is_batched: bool) -> Array:
 
 
 def _estimate_text_bytes(tensor: Tensor, count: int) -> int:
-    """Return the memory that an engine needs for texts of the input and of the output.
+    """Return the memory that an engine needs for a tensor of texts, and as many texts in the output.
 
-    If a text has a wide character, each of its characters takes four bytes.
+    A text with a wide character takes four bytes for each of its characters.
     """
     data = tensor.data
     # A text's length prefix has at most three bytes over 127, a wide character has four.

@@ -87,10 +87,10 @@ class TextTokenizer:
     ) -> Iterator[list[int]]:
         """Yield the ids of each text. To save time, read a long text only as far as needed to fill `max_length`.
 
-        Before reading more of a text than `heads` returns, call `spend` with the number of characters; `spend` may
-        raise.
+        `spend` is called with the number of characters before more of a text is read than `head_lengths` returns. If
+        `spend` raises, the encoding ends.
         """
-        ends = self.heads(texts)
+        ends = self.head_lengths(texts)
         # One call for all texts, because each call releases and acquires the interpreter's lock.
         heads = self._encode([text[:end] for text, end in zip(texts, ends, strict=True)], with_special)
         for text, end, head in zip(texts, ends, heads, strict=True):
@@ -101,8 +101,8 @@ class TextTokenizer:
                 ids = self._encode([text[:end]], with_special)[0]
             yield ids
 
-    def heads(self, texts: Sequence[str]) -> list[int]:
-        """Return how many characters of each text are read first."""
+    def head_lengths(self, texts: Sequence[str]) -> list[int]:
+        """Return how many characters of each text are tokenized at first; more are read only if needed."""
         return [self._find_head_end(text, self._max_length * HEAD_CHARS_PER_TOKEN) for text in texts]
 
     def encode_pair(self, first: str, second: str) -> Encoding:
@@ -130,7 +130,7 @@ class TextTokenizer:
 
 
 def _has_independent_words(tokenizer: Tokenizer) -> bool:
-    """Return whether the text after a BOUNDARY never changes the tokens before it."""
+    """Return whether the text after a word boundary never changes the tokens before it."""
     return (
         isinstance(tokenizer.model, WordPiece)
         and isinstance(tokenizer.normalizer, BertNormalizer)
@@ -141,7 +141,7 @@ def _has_independent_words(tokenizer: Tokenizer) -> bool:
 
 
 class TextNetwork:
-    """A network that takes token ids, with its tokenizer."""
+    """A network that takes token ids, together with its tokenizer."""
 
     def __init__(self, task: str, folder: Path, options: TextOptions, engine: Signature, limits: TextLimits) -> None:
         self._has_types = _check_inputs(task, engine)
@@ -168,21 +168,21 @@ class TextNetwork:
             if left < 0:
                 raise RequestTooLarge(f"the {len(texts)} texts together are too long; send fewer texts per request")
 
-        spend(sum(self.tokenizer.heads(texts)))
+        spend(sum(self.tokenizer.head_lengths(texts)))
         for start in range(0, len(texts), CHUNK):
             for ids in self.tokenizer.encode(texts[start : start + CHUNK], with_special, spend):
                 tokens += len(ids)
                 yield ids
             self.check_tokens(tokens, len(texts), "texts")
 
-    def check_tokens(self, tokens: int, count: int, what: str) -> None:
+    def check_tokens(self, tokens: int, count: int, element: str) -> None:
         if tokens > self._max_tokens:
             raise RequestTooLarge(
-                f"the {count} {what} have more than {self._max_tokens} tokens; send fewer per request"
+                f"the {count} {element} have more than {self._max_tokens} tokens; send fewer per request"
             )
 
     def cut(self, ids: Sequence[list[int]], types: Sequence[list[int]] = ()) -> Prepared:
-        """Group rows of similar length into pieces. `types`: the token types of pairs."""
+        """Group rows of token ids into pieces of similar length. `types`: the rows' token types, for pairs of texts."""
         by_length: dict[int, list[int]] = {}  # indices of rows
         for place, row in enumerate(ids):
             by_length.setdefault(self._padded_length(len(row)), []).append(place)
@@ -227,10 +227,10 @@ class TextNetwork:
         step = self._rows.length_step
         return min(-(-max(1, length) // step) * step, self.max_length)
 
-    def _most_rows(self, length: int, part: int = 1) -> int:
-        """Return how many rows of a length fit into 1/part of a batch."""
+    def _most_rows(self, length: int, divisor: int = 1) -> int:
+        """Return how many rows of a length fit into 1/`divisor` of a batch."""
         rows, tokens = self.limits.max_rows, self.limits.max_tokens
-        return max(1, rows // part if tokens is None else min(rows // part, tokens // part // length))
+        return max(1, rows // divisor if tokens is None else min(rows // divisor, tokens // divisor // length))
 
     def _make_piece(self, length: int, ids: Sequence[list[int]], types: Sequence[list[int]]) -> Piece:
         tokens = sum(map(len, ids))
@@ -241,7 +241,7 @@ class TextNetwork:
 
 
 class TextTask:
-    """A task with one row per text, or per row of tokens that a subclass derives from texts."""
+    """The base of tasks whose requests are texts: prepares one row of tokens per text, or as a subclass defines."""
 
     is_prepare_cheap = False
     is_finish_cheap = True
@@ -278,27 +278,27 @@ class TextTask:
         return self._network.warm_up_inputs()
 
 
-def _split_indices(places: list[int], most: int) -> Iterator[list[int]]:
-    for start in range(0, len(places), most):
-        yield places[start : start + most]
+def _split_indices(places: list[int], max_count: int) -> Iterator[list[int]]:
+    for start in range(0, len(places), max_count):
+        yield places[start : start + max_count]
 
 
-def _pad_rows(rows: Sequence[list[int]], length: int, filler: int, below: int) -> Array:
-    """Pad the rows; raise InvalidTensor if a number is not less than `below`, which would make a GPU fail.
+def _pad_rows(rows: Sequence[list[int]], length: int, filler: int, upper_bound: int) -> Array:
+    """Pad the rows; raise InvalidTensor if a number is not less than `upper_bound`, which would make a GPU fail.
 
-    If `below` is 0, the numbers are not checked.
+    If `upper_bound` is 0, the numbers are not checked.
     """
     found = np.array([row if len(row) == length else [*row, *[filler] * (length - len(row))] for row in rows], np.int32)
-    if below and (largest := int(found.max())) >= below:
+    if upper_bound and (largest := int(found.max())) >= upper_bound:
         raise InvalidTensor(
-            f"the tokenizer gives {largest} for this text, but the network's vocabulary ends at {below}: "
+            f"the tokenizer gives {largest} for this text, but the network's vocabulary ends at {upper_bound}: "
             "use the tokenizer.json of the model"
         )
     return found
 
 
 def _stack(pieces: Sequence[Piece], name: str, target: Array) -> Array:
-    """Copy the pieces' arrays with this name into the target, one below the other."""
+    """Copy the arrays called `name` of all pieces into `target`, one below the other."""
     start = 0
     for piece in pieces:
         end = start + piece.rows
@@ -309,7 +309,7 @@ def _stack(pieces: Sequence[Piece], name: str, target: Array) -> Array:
 
 
 def _stack_with_mask(pieces: Sequence[Piece], ids: Array, mask: Array) -> None:
-    """Copy the pieces' ids, and fill the mask."""
+    """Copy the token ids of all pieces into `ids`, and set `mask` to 1 for tokens and 0 for padding."""
     start = 0
     for piece in pieces:
         end = start + piece.rows

@@ -42,10 +42,10 @@ ANSWER_BYTES = {PNG: 7, JPEG: 2, WEBP: 8}  # per pixel, for the encoder and its 
 
 @dataclass(frozen=True, slots=True)
 class _ImageState:
-    """The state of an image while its pieces are in the network."""
+    """The data about an image that is kept while the network processes its pieces."""
 
     pieces: int
-    waiting: Any  # state of the pipeline
+    pipeline_state: Any  # state of the pipeline
     sizes: tuple[Size, Size]  # the size of the pipeline's output, and the requested size
     color_profile: bytes | None
 
@@ -84,7 +84,7 @@ class UpscaleTask:
         return Prepared(pieces, (output, enlarged))
 
     def weigh(self, request: TaskRequest) -> int:
-        """Return the larger of the memory that `prepare` and `finish` need.
+        """Return the memory that `prepare` or `finish` needs, whichever is larger.
 
         `prepare` needs the planes and three copies of the enlarged luminance; `finish` needs two copies, and the
         answer's file twice. An answer that is not written band by band is also in memory as a whole.
@@ -130,7 +130,7 @@ class UpscaleTask:
         parts: list[bytes] = []
         done = 0
         for each in enlarged:
-            bands = pipeline.bands(each.waiting, results[done : done + each.pieces], colors)
+            bands = pipeline.bands(each.pipeline_state, results[done : done + each.pieces], colors)
             done += each.pieces
             file = write_file(output, bands, each.sizes, each.color_profile, colors)
             parts += [sum(map(len, file)).to_bytes(4, "little"), *file]
@@ -188,10 +188,10 @@ def _remove_alpha(image: Image.Image, output: OutputOptions) -> Image.Image:
     return image.convert(image.mode[:-1])
 
 
-def _make_pipeline(given: TensorSpec, scale: int, options: UpscaleOptions, tile: int) -> ImagePipeline:
-    is_second = given.name.startswith(SECOND_PREFIX)
-    network = ImageNetwork(given.name, scale, options.overlap, tile or options.tile, is_for_colors=is_second)
-    return PixelPipeline(network) if given.datatype == PIXELS[0] else PlanePipeline(network)
+def _make_pipeline(input_spec: TensorSpec, scale: int, options: UpscaleOptions, tile: int) -> ImagePipeline:
+    is_second = input_spec.name.startswith(SECOND_PREFIX)
+    network = ImageNetwork(input_spec.name, scale, options.overlap, tile or options.tile, is_for_colors=is_second)
+    return PixelPipeline(network) if input_spec.datatype == PIXELS[0] else PlanePipeline(network)
 
 
 def _check_network(engine: Signature, is_second: bool) -> tuple[TensorSpec, TensorSpec]:

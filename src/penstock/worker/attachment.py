@@ -23,60 +23,60 @@ from penstock.wire.leader_connection import Leader, log_request_errors
 from penstock.wire.update_cursor import UpdateCursor, Verdict
 from penstock.worker.residency.residency import HeldBlock
 from penstock.worker.residency.residency_actions import BlockAssignment
-from penstock.worker.residency.worker_blocks import WorkInHand
-from penstock.worker.worker_machine import Machine, OnDevice
+from penstock.worker.residency.worker_blocks import WorkCounts
+from penstock.worker.worker_machine import BlockGpuMemory, Machine
 
 log = structlog.get_logger()
-# Time in which the manager notices that an earlier worker of this name is dead: it suspects the worker after 2 s, and
-# is sure after 4 s more.
+# The manager needs this long to notice that an earlier worker with the same name is dead: it marks the worker as
+# suspect after 2 s, and as dead 4 s later.
 NAME_TAKEN_S = 6.0
 LOAD_S = 1.0  # interval at which reports include the worker's load
 
 
 class AssignedBlocks(Protocol):
-    """The blocks of a worker: accepts their assignment, and returns the state that the worker reports."""
+    """A worker's blocks, as its attachment to the manager uses them: to assign blocks, and to report their state."""
 
     def assign(self, blocks: Sequence[BlockAssignment]) -> None:
-        """Hold exactly these blocks: load the new ones, and remove all blocks that are not in the list."""
+        """Load the new blocks in this list, and remove all blocks that are not in the list."""
         ...
 
-    def held(self) -> Iterable[tuple[str, HeldBlock]]: ...
+    def held_blocks(self) -> Iterable[tuple[str, HeldBlock]]: ...
 
     def statistics(self) -> Iterable[BlockStatistics]: ...
 
-    def work(self) -> WorkInHand: ...
+    def count_work(self) -> WorkCounts: ...
 
-    def on_devices(self) -> Iterable[OnDevice]: ...
+    def list_gpu_memory(self) -> Iterable[BlockGpuMemory]: ...
 
 
 class AttachmentOwner(Protocol):
-    """The methods of a worker that its attachment to a manager calls."""
+    """The methods that an `Attachment` (a worker's stream with the manager) calls on its worker."""
 
     @property
     def blocks(self) -> AssignedBlocks: ...
 
     async def wait_until_announced(self) -> None:
-        """Wait until every gateway that answers knows which blocks this worker holds."""
+        """Wait until every responding gateway knows which blocks this worker holds."""
         ...
 
     def meet_gateways(self, endpoints: Iterable[str]) -> None:
-        """Connect to these gateways, and disconnect from gateways that are neither in the list nor alive."""
+        """Connect to the gateways in the list, and disconnect from other gateways, unless these are alive."""
         ...
 
     def access_changed(self, access: AccessView) -> None:
-        """Authenticate clients that connect directly with these keys and signers from now on."""
+        """Use these API keys and token signers from now on to authenticate clients that connect directly."""
         ...
 
     def open_direct_endpoint(self) -> None:
-        """Open the worker's own port, because a client wants to connect directly."""
+        """Open the worker's port for clients that connect directly, because the first of them has asked for it."""
         ...
 
     def on_name_taken(self, error: NameTaken) -> None:
-        """Stop with this error: another worker has this worker's name."""
+        """Stop the worker with this error, because another worker has its name."""
         ...
 
     def on_removed(self) -> None:
-        """Stop, because an operator removed this worker."""
+        """Stop the worker, because an operator removed it from the cluster."""
         ...
 
 
@@ -99,7 +99,7 @@ class Attachment:
         self._changed = asyncio.Event()  # set when something must be reported
         self._next_load = 0.0
         self._counts: dict[str, pb.BlockCounts] = {}  # as in the last report
-        self._taken_since = 0.0  # when the manager first refused this worker's name; 0: never
+        self._name_taken_since = 0.0  # when the manager first refused this worker's name; 0: never
         self.has_attached = False  # at least once
         self.is_leaving = False
         self._is_over = False  # only the last report remains to be sent
@@ -107,17 +107,17 @@ class Attachment:
         self._is_detached.set()
 
     def report(self) -> None:
-        """Send a report soon, because the state of a block has changed."""
+        """Wake the task that sends reports, because the state of a block has changed."""
         self._changed.set()
 
     async def attach_to_leader(self) -> None:
-        """Attach to the leader until its term ends. While there is no leader, the worker's blocks continue to serve."""
+        """Exchange messages with the leading manager until its term ends. Without a leader, blocks still serve."""
         if self._is_over:
             await asyncio.Event().wait()  # until the process ends
         await self._leader.run_once(self._exchange_reports)
 
     async def leave(self, timeout_s: float) -> None:
-        """Report that the worker leaves; return when the manager has read the report and ended the stream.
+        """Report that the worker leaves, and wait until the manager has read the report and ended the stream.
 
         The worker does not cancel the stream, because the manager might then lose the report and list the worker as
         offline.
@@ -146,18 +146,18 @@ class Attachment:
     def _check_name_conflict(self, error: grpc.aio.AioRpcError) -> None:
         """Stop the worker if the manager refuses the worker's name for longer than `NAME_TAKEN_S`.
 
-        By then, the manager would have noticed that an earlier worker of this name is dead. A worker that has attached
-        before keeps trying.
+        By then, the manager would have noticed that an earlier worker with this name is dead. A worker that was
+        attached before keeps trying.
         """
         if error.code() is not grpc.StatusCode.ALREADY_EXISTS or self.has_attached:
-            self._taken_since = 0.0
+            self._name_taken_since = 0.0
             return
-        self._taken_since = self._taken_since or time.monotonic()
-        if time.monotonic() - self._taken_since > NAME_TAKEN_S:
+        self._name_taken_since = self._name_taken_since or time.monotonic()
+        if time.monotonic() - self._name_taken_since > NAME_TAKEN_S:
             self._owner.on_name_taken(NameTaken(error.details() or self._worker_id))
 
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
-        """Yield a report of the whole state, then reports of changes; at least one report per heartbeat interval."""
+        """Yield a report of the whole state, and then reports of changes, at least one per heartbeat interval."""
         reported: dict[str, pb.BlockState] = {}
         direct: str | None = None  # the address that was reported last
         is_first = True
@@ -191,15 +191,15 @@ class Attachment:
                 await asyncio.wait_for(self._changed.wait(), self._beat_s)
 
     def _block_states(self) -> dict[str, pb.BlockState]:
-        return {block_id: _encode_state(block_id, each) for block_id, each in self._blocks.held()}
+        return {block_id: _encode_state(block_id, each) for block_id, each in self._blocks.held_blocks()}
 
     def _add_load(self, report: pb.WorkerReport, is_first: bool) -> None:
-        """Add the load to the report; the first report includes all counts, because a new manager knows no counts."""
+        """Add CPU, memory and job counts to the report: those that changed, or all if the report `is_first`."""
         if time.monotonic() < self._next_load and not is_first:
             return
         self._next_load = time.monotonic() + LOAD_S
-        load = self._machine.load(self._blocks.on_devices())
-        work = self._blocks.work()
+        load = self._machine.load(self._blocks.list_gpu_memory())
+        work = self._blocks.count_work()
         load.jobs, load.waiting, load.busy, load.instances = work
         counts = {each.block_id: _encode_counts(each) for each in self._blocks.statistics()}
         known = {} if is_first else self._counts
@@ -208,7 +208,7 @@ class Attachment:
         report.load.CopyFrom(load)
 
     def _apply_assignment(self, assignment: pb.Assignment) -> bool:
-        """Apply an assignment; return False if its sender is no longer the leader."""
+        """Apply the manager's assignment; return False if that manager is no longer the leader."""
         before = self._cursor.history, self._cursor.epoch
         verdict = self._cursor.receive(assignment)
         if (self._cursor.history, self._cursor.epoch) != before:
@@ -246,7 +246,7 @@ class Attachment:
 
 
 def _load_order(block: BlockAssignment) -> tuple[bool, str, int]:
-    """Return the sort key for loading blocks: new blocks come last."""
+    """Return the key by which blocks are sorted for loading: new blocks are loaded last."""
     return block.is_new, block.model, int(block.version)
 
 

@@ -1,4 +1,4 @@
-"""A worker's connection to one gateway: hello, heartbeats, jobs in, results out."""
+"""A worker's connection to one gateway: receives jobs; sends results, heartbeats and the list of its blocks (hello)."""
 
 import time
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ from penstock.worker.worker_job import Holder, Holders, WorkerJob
 
 log = structlog.get_logger()
 now = time.monotonic
-HELLO_AGAIN_S = 0.5  # shortest time between two hellos after refused messages
+HELLO_AGAIN_S = 0.5  # shortest time between two hello messages if the gateway refuses messages
 # Gateways distinguish connections by this number, which is unique among all links.
 _connections = count(1)
-STATISTICS_S = 5.0  # interval of sending statistics unasked, so that the gateway has recent ones if this worker dies
+STATISTICS_S = 5.0  # interval of sending statistics, so that the gateway has recent ones if this worker dies
 
 
 class LinkOwner(Protocol):
-    """The methods of a worker that its link to a gateway calls."""
+    """The methods that a `GatewayLink` calls on its worker."""
 
     @property
     def blocks(self) -> Holders: ...
@@ -68,7 +68,7 @@ class GatewayLink:
         return len(self._jobs)
 
     def say_hello(self) -> None:
-        """Send the worker's current blocks, which replace the blocks that the gateway knows."""
+        """Send the gateway the list of the worker's current blocks, which replaces any earlier list."""
         self._last_hello = now()
         self._unanswered_hellos += 1
         hello = self._owner.hello()
@@ -77,11 +77,11 @@ class GatewayLink:
 
     @property
     def is_hello_answered(self) -> bool:
-        """True if the gateway has answered the last hello; earlier messages of the gateway have then arrived, too."""
+        """True if the gateway has answered the last hello, and so has received everything sent before it."""
         return self._unanswered_hellos == 0
 
     def is_alive(self, silence_s: float) -> bool:
-        """Return whether the gateway sent something in the last `silence_s` seconds and has not announced its end."""
+        """Return whether the gateway sent a message in the last `silence_s` seconds and has not said goodbye."""
         return not self._has_left and self._measure_silence_s() <= silence_s
 
     def send_heartbeat(self, silence_s: float, memory_bytes: int, devices: Iterable[pb.DeviceUse] = ()) -> None:
@@ -97,7 +97,7 @@ class GatewayLink:
     def _measure_silence_s(self) -> float:
         """Return the seconds since the gateway's last message or heartbeat.
 
-        Heartbeats count, because a busy event loop of the gateway delays only messages.
+        A busy event loop of the gateway delays its messages, but not its heartbeats.
         """
         return min(now() - self._last_received, self._heartbeats.silence.seconds(self._heartbeat_endpoint))
 
@@ -179,7 +179,7 @@ class GatewayLink:
     # --- jobs
 
     def _on_jobs(self, sent: Iterable[pb.Job]) -> None:
-        """Process several jobs; an exception in one job does not affect the other jobs."""
+        """Process the jobs of one message; an exception in one job does not affect the others."""
         wrong: Exception | None = None
         for each in sent:
             try:
@@ -230,7 +230,7 @@ class GatewayLink:
     def _reply(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
         linked = self._jobs.get(job.job_id) if is_partial else self._jobs.pop(job.job_id, None)
         if job.session is not None and not is_partial and (step := self._steps.finish(job, outcome)) is not None:
-            self._answer_askers(step)
+            self._answer_waiting_links(step)
         if linked is None:
             return
         if not self._takes_results:
@@ -243,7 +243,7 @@ class GatewayLink:
             self._add_to_results(job, outcome, size_bytes, is_partial)
 
     def _add_to_results(self, job: WorkerJob, outcome: list[Tensor], size_bytes: int, is_partial: bool) -> None:
-        """Add the answer to the message that collects all answers of this turn of the event loop."""
+        """Add the answer to the message that collects all answers of this iteration of the event loop."""
         parameters = job.prepared.parameters if job.prepared else {}
         results = self._results.list_for(size_bytes)
         try:
@@ -275,7 +275,7 @@ class GatewayLink:
         return EngineFailed("the model's answer cannot be sent; see answer_not_sent in the server's log")
 
     def _on_connection_lost(self) -> None:
-        """Restart the connection, because jobs and answers on their way were lost and neither side knows which ones."""
+        """Start a new connection: messages were lost, and neither side knows which jobs or answers they contained."""
         if self._is_suspended:
             return
         log.warning("connection_lost", gateway=self.endpoint, jobs=len(self._jobs))
@@ -283,7 +283,7 @@ class GatewayLink:
         self._start_connection()
 
     def _start_connection(self) -> None:
-        """Send a hello with a new connection number; all messages with the old number are lost."""
+        """Send a hello with a new connection number; the gateway then ignores messages with the old number."""
         self._connection = next(_connections)
         self._unanswered_hellos = 0  # the answers to earlier hellos are lost as well
         self.say_hello()
@@ -291,7 +291,7 @@ class GatewayLink:
     def _cancel_jobs(self) -> None:
         """Cancel all jobs except steps of ordered sessions.
 
-        A step may run only once, so it continues to run: another gateway may request its outcome.
+        A step may run only once, so it continues: another gateway may request its outcome later.
         """
         abandoned = list(self._jobs.values())
         self._jobs.clear()
@@ -303,9 +303,9 @@ class GatewayLink:
     # --- steps of ordered sessions
 
     def _join_known_step(self, block_id: str, job: WorkerJob) -> bool:
-        """Return True if the job's step runs or has run already; this gateway then gets the step's outcome.
+        """Return True if the job's session step is running or has run; its outcome is then sent for this job.
 
-        Otherwise, record the step and return False.
+        Otherwise, record that this job runs the step, and return False.
         """
         session, steps = job.session, self._steps
         if session is None or session.seq_no is None or job.response_credits:
@@ -320,30 +320,30 @@ class GatewayLink:
             steps.begin(block_id, job, now())
             return False
         if step.outcome is None:
-            step.askers.append((self, job.job_id, job.attempt))
+            step.waiting_links.append((self, job.job_id, job.attempt))
         else:
             self._send_step_outcome(step, job.job_id, job.attempt)
         return True
 
     def _cancel_unless_shared(self, job: WorkerJob, holder: Holder) -> None:
         """Cancel the job, unless another gateway also waits for the job's step."""
-        step = self._steps.step_of(job)
-        if step is None or not step.askers:
+        step = self._steps.find_by_job(job)
+        if step is None or not step.waiting_links:
             self._steps.remove(job)
             holder.cancel(job)
 
     def _forget_step(self, job: WorkerJob) -> None:
-        """Forget the step of a job that has not started, and return the step to the gateways that wait for it."""
+        """Forget the session step of a job that has not started; return the jobs of all gateways that wait for it."""
         step = self._steps.remove(job) if job.session is not None else None
-        for asker, job_id, _ in [] if step is None else step.askers:
+        for asker, job_id, _ in [] if step is None else step.waiting_links:
             assert isinstance(asker, GatewayLink)
             asker._return_jobs([job_id])
 
-    def _answer_askers(self, step: RecentStep) -> None:
-        for asker, job_id, attempt in step.askers:
+    def _answer_waiting_links(self, step: RecentStep) -> None:
+        for asker, job_id, attempt in step.waiting_links:
             assert isinstance(asker, GatewayLink)
             asker._send_step_outcome(step, job_id, attempt)
-        step.askers.clear()
+        step.waiting_links.clear()
 
     def _send_step_outcome(self, step: RecentStep, job_id: int, attempt: int) -> None:
         if not self._is_suspended:
@@ -384,7 +384,7 @@ class GatewayLink:
         self._send_message(job_messages.encode(header))
 
     def _send_message(self, message: job_messages.MessageParts) -> None:
-        """Send the message, after the answers that were collected to be sent together."""
+        """Send the answers collected so far, and then the message."""
         self._results.flush()
         self._socket.send(message)
 

@@ -15,11 +15,11 @@ from penstock.tasks.base import TaskRequest
 from penstock.worker.worker_job import Holder, Holders, WorkerJob
 
 now = time.monotonic
-IDLE_S = 10.0  # time without a job after which the link gives up its share of the credits
+IDLE_S = 10.0  # time without a job after which other links get this link's share of the credits
 
 
 class LocalOwner(Protocol):
-    """The methods of a worker that its local link calls."""
+    """The methods that a `LocalLink` calls on its worker."""
 
     @property
     def blocks(self) -> Holders: ...
@@ -27,7 +27,7 @@ class LocalOwner(Protocol):
     def local_offers(self) -> Sequence[LocalOffer]: ...
 
     def announce(self) -> None:
-        """Send new offers on every link, because each link's share of the credits has changed."""
+        """Send every gateway the worker's blocks again, because each link's share of the credits has changed."""
         ...
 
 
@@ -44,14 +44,14 @@ class LocalLink:
         self._receiver: LocalReceiver | None = None
         self._jobs: dict[int, tuple[WorkerJob, Holder]] = {}
         self._is_called = (
-            False  # while the endpoint calls this link: the call must return before the endpoint receives results
+            False  # true while the endpoint calls this link: the call must return before the endpoint receives results
         )
-        self._used = 0.0  # when the last job arrived
+        self._last_used = 0.0  # when the last job arrived
         self.is_in_use = False  # whether the link has a share of the credits
 
     def tick(self, now: float) -> None:
-        """Give up this link's share of the credits after `IDLE_S` without jobs."""
-        if self.is_in_use and not self._jobs and now - self._used > IDLE_S:
+        """After `IDLE_S` without jobs, release this link's share of the credits to the other links."""
+        if self.is_in_use and not self._jobs and now - self._last_used > IDLE_S:
             self.is_in_use = False
             self._owner.announce()
 
@@ -72,7 +72,7 @@ class LocalLink:
 
     def run(self, task: LocalTask) -> None:
         holder = self._blocks.holder(task.block_id)
-        self._used = now()
+        self._last_used = now()
         with self._defer_notices():
             if not self.is_in_use:
                 self.is_in_use = True
@@ -115,7 +115,7 @@ class LocalLink:
     # --- messages of the worker
 
     def say_hello(self) -> None:
-        """Send the worker's current blocks."""
+        """Send the direct endpoint the worker's current blocks."""
         self._notify(lambda receiver: receiver.offered(self._owner.local_offers()))
 
     def hand_back(self, jobs: Iterable[WorkerJob]) -> None:

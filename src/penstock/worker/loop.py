@@ -1,4 +1,4 @@
-"""Runs the worker: holds the blocks that the manager assigns, and serves the listed gateways."""
+"""Runs the worker: loads the blocks that the manager assigns, and runs the jobs of the cluster's gateways."""
 
 import asyncio
 import math
@@ -40,20 +40,20 @@ log = structlog.get_logger()
 TICK_S = 0.05
 FLUSH_S = 0.25  # interval of adding counts to the shared metrics
 LOOK_S = 1.0  # interval of measuring the worker's use of the machine
-UNLISTED_S = 2.0  # a gateway that is still alive after this time was not stopped
+UNLISTED_S = 2.0  # a gateway that answers for this long after the manager stopped listing it is not shutting down
 SUSPENDED_S = 60.0  # how long a suspended link is kept, in case its gateway is listed again
 LEAVE_S = 3.0  # time for the manager to read that the worker leaves
 HELLO_ANSWER_S = 1.0  # time for gateways to answer the last hello
 
 
 class WorkerEndpoint(Protocol):
-    """The worker's own endpoint, which is opened when the first client wants to connect directly."""
+    """The worker's endpoint for clients that connect directly; it is opened when the first of them asks for it."""
 
     address: str  # its port is 0 until the endpoint is open
     is_tls: bool
 
     def access_changed(self, access: AccessView) -> None:
-        """Authenticate clients with these keys and signers from now on."""
+        """Use these API keys and token signers from now on to authenticate clients."""
 
     async def open(self, worker: LocalWorker) -> None: ...
 
@@ -80,7 +80,7 @@ class Worker:
         self._worker_id = worker_id
         self._config = config
         self._metrics = metrics
-        # A restarted worker has a new identity, so that messages to the old process cannot reach it.
+        # A restarted worker has a new identity, so that messages for the old process cannot reach the new one.
         self._identity = f"{worker_id}/{os.getpid()}/{secrets.token_hex(4)}".encode()
         self._keys = CurveKeys()
         self._host = read_host_identity()
@@ -130,13 +130,13 @@ class Worker:
         return self._attachment.has_attached
 
     async def problem(self) -> str:
-        """Return why the worker is not ready, or an empty text once each of its first blocks has loaded or failed."""
+        """Return why the worker is not ready, or an empty text after its first blocks have all loaded or failed."""
         if self._is_draining:
             return "it is shutting down"
         if not self._attachment.has_attached:
             return "no manager has assigned blocks to this worker yet"
         if not self._has_settled:
-            for _, held in self.blocks.held():
+            for _, held in self.blocks.held_blocks():
                 if held.state is BlockState.LOADING:
                     return f"model '{held.block.model}' version {held.block.version} is being loaded"
             self._has_settled = True
@@ -156,9 +156,10 @@ class Worker:
     # --- the gateways
 
     def meet_gateways(self, endpoints: Iterable[str]) -> None:
-        """Connect to these gateways, and disconnect from gateways that are neither in the list nor alive.
+        """Connect to the gateways in the list, and disconnect from other gateways, unless these are alive.
 
-        An unlisted gateway whose connection is alive continues to be served: only the managers cannot reach it.
+        A gateway that managers no longer list, but whose connection is alive, is still served: perhaps only managers
+        cannot reach it.
         """
         listed = set(endpoints)
         now = time.monotonic()
@@ -175,7 +176,7 @@ class Worker:
             self.announce()  # each gateway's share of the credits has changed
 
     def _suspend_unlisted(self) -> bool:
-        """Suspend the links to unlisted gateways that stopped or are silent; return True if there were any."""
+        """Suspend links to dead gateways that managers no longer list; return True if there were any."""
         silence_s = self._config.data_plane.silence_s
         gone = [endpoint for endpoint in self._unlisted if not self._links[endpoint].is_alive(silence_s)]
         for endpoint in gone:
@@ -250,7 +251,7 @@ class Worker:
     # --- periodic work
 
     def _send_heartbeats(self) -> None:
-        devices = encode_devices(self._machine.devices(self.blocks.on_devices()))
+        devices = encode_devices(self._machine.devices(self.blocks.list_gpu_memory()))
         for link in self._links.values():
             link.send_heartbeat(self._config.data_plane.silence_s, self._machine.memory_bytes, devices)
         if self._suspend_unlisted():
@@ -261,7 +262,7 @@ class Worker:
             self._suspended.pop(endpoint).close("no longer a gateway of this cluster")
 
     def _log_unlisted(self) -> None:
-        """Log each gateway that managers have not listed for `UNLISTED_S`; a stopping gateway disappears sooner."""
+        """Log each connected gateway that managers have not listed for `UNLISTED_S`."""
         until = time.monotonic() - UNLISTED_S
         for endpoint in [at for at, since in self._unlisted.items() if since < until]:
             self._unlisted[endpoint] = math.inf  # logged
@@ -270,10 +271,10 @@ class Worker:
     async def _measure_use(self, gauges: DeviceGauges) -> None:
         await asyncio.to_thread(self._machine.measure)
         self._metrics.memory_bytes.labels(self._worker_id).set(self._machine.memory_bytes)
-        gauges.show(self._machine.devices(self.blocks.on_devices()), self.blocks.names())
+        gauges.set_gauges(self._machine.devices(self.blocks.list_gpu_memory()), self.blocks.names())
 
     async def _drain(self) -> None:
-        """Refuse new jobs, return waiting jobs, finish running jobs, and disconnect."""
+        """Refuse new jobs, return waiting jobs to their gateways, finish running jobs, and disconnect."""
         self._is_draining = self._attachment.is_leaving = True
         (log.info if len(self.blocks) else log.debug)("drain_started", jobs=len(self.blocks))
         self.blocks.leave()

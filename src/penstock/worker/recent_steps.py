@@ -1,7 +1,7 @@
 """Keeps the last step of each ordered session on this worker, in case the session's gateway dies.
 
-A session's steps run one after the other, so only the last one can be requested again. If the step still runs, the new
-gateway waits for its outcome; otherwise, the new gateway gets the kept outcome. Pure: no I/O.
+A session's steps run one after the other, so only the last one can be requested again, by a new gateway. If the step is
+still running, the new gateway waits for its outcome; otherwise, it gets the outcome that is kept here. Pure: no I/O.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ MAX_BYTES = 64 * 1024 * 1024  # of all kept answers; above it, the oldest are dr
 MAX_STEPS = 100_000
 OVERHEAD_BYTES = 1024  # approximate size of an answer without its tensors
 
-Asker = tuple[object, int, int]  # a link, its job's id and attempt
+WaitingLink = tuple[object, int, int]  # a link, its job's id and attempt
 
 
 @dataclass(slots=True, eq=False)
@@ -27,9 +27,9 @@ class RecentStep:
     life: int
     seq_no: int
     job: WorkerJob
-    began: float
+    began_at: float
     outcome: list[Tensor] | PenstockError | None = None  # None while the step is running
-    askers: list[Asker] = field(
+    waiting_links: list[WaitingLink] = field(
         default_factory=list
     )  # links that wait for the outcome, besides the link that brought the job
     size_bytes: int = OVERHEAD_BYTES
@@ -50,11 +50,11 @@ class RecentSteps:
         return job in self._by_job
 
     def find(self, block_id: str, step: SessionStep) -> RecentStep | None:
-        """Return the session's last step if its `life` and `seq_no` equal those of `step`, otherwise None."""
+        """Return the kept step that equals `step` (session, `life` and `seq_no`), or None."""
         found = self._steps.get((block_id, step.session_id))
         return found if found is not None and (found.life, found.seq_no) == (step.life, step.seq_no) else None
 
-    def step_of(self, job: WorkerJob) -> RecentStep | None:
+    def find_by_job(self, job: WorkerJob) -> RecentStep | None:
         return self._by_job.get(job)
 
     def begin(self, block_id: str, job: WorkerJob, now: float) -> None:
@@ -69,7 +69,7 @@ class RecentSteps:
             self._drop_step(old)
 
     def finish(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> RecentStep | None:
-        """Record the outcome and return the job's step, or None if no kept step belongs to the job."""
+        """Record the outcome of a job's step and return the step, or None if the job's step is not kept."""
         recent = self._by_job.pop(job, None)
         if recent is None:
             return None
@@ -85,7 +85,7 @@ class RecentSteps:
         return recent
 
     def remove(self, job: WorkerJob) -> RecentStep | None:
-        """Remove the job's step, which did not run, so that the next request for the step runs it."""
+        """Forget a job's step, which did not run, so that the next request for this step runs it."""
         recent = self._by_job.pop(job, None)
         if recent is not None and self._steps.get(recent.key) is recent:
             self._drop_step(recent.key)
@@ -95,7 +95,7 @@ class RecentSteps:
         size_bytes, steps = self._size_bytes, len(self._steps)
         for key, recent in self._steps.items():
             is_over = size_bytes > self._max_bytes or steps > self._max_steps
-            if not is_over and recent.began + KEPT_S > now:
+            if not is_over and recent.began_at + KEPT_S > now:
                 return
             if recent.outcome is not None:
                 yield key

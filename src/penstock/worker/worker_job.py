@@ -17,7 +17,7 @@ from penstock.worker.running.batcher import QueuedPiece
 
 
 class Reply(Protocol):
-    """Sends an answer of a job. Called on the event loop. `is_partial`: the model will send more answers."""
+    """A function that sends an answer of a job, called on the event loop. `is_partial`: more answers follow."""
 
     def __call__(
         self, job: "WorkerJob", outcome: list[Tensor] | PenstockError, is_partial: bool = False, /
@@ -25,7 +25,7 @@ class Reply(Protocol):
 
 
 class AnswerCredits:
-    """Limits the answers of a decoupled job: the gateway adds credits, and each answer uses one credit.
+    """Limits how fast a decoupled model's answers are sent: the gateway adds credits, and each answer uses one.
 
     Without credits, the model's thread waits in `take`. Call all methods except `take` on the event loop.
     """
@@ -39,7 +39,7 @@ class AnswerCredits:
         self._allowed.release(count)
 
     def close(self) -> None:
-        """End the answers: a thread that waits in `take` gets False."""
+        """Refuse further answers; if a thread waits in `take`, `take` returns False."""
         self._expiry.cancel()
         self._is_closed = True
         self._allowed.release()
@@ -65,7 +65,7 @@ class WorkerJob:
     arrived: float = 0.0
     prepared: Prepared | None = None
     results: list[Sequence[Array] | None] = field(default_factory=list)
-    missing: int = 0
+    missing_results: int = 0
     queued: Sequence[QueuedPiece] = ()  # its pieces, until the job is gone
     is_gone: bool = False
     has_started: bool = False
@@ -77,9 +77,9 @@ class WorkerJob:
         0  # how many answers of a decoupled model may be sent; 0: the client expects a single answer
     )
     answers: AnswerCredits | None = None  # set for a decoupled model
-    context: CallContext | None = None  # what a model's own code learns of the request; set when the job starts
+    context: CallContext | None = None  # what a model's own code receives besides tensors; set when the job starts
     restarts_session: bool = False  # the job restarts a session that the model knows
-    room: object = None  # the memory that the job holds until nothing refers to the job
+    held_memory: object = None  # the memory that the job holds until nothing refers to the job
 
 
 class Holder(Protocol):
@@ -99,10 +99,10 @@ class Holder(Protocol):
 
 
 class Holders(Protocol):
-    """The methods of a worker's blocks that its links call."""
+    """The methods that a link to a gateway calls on a worker's blocks."""
 
     def holder(self, block_id: str) -> Holder | None:
-        """Return the holder of a block's jobs, or None if the caller must return the jobs to the gateway."""
+        """Return the receiver of a block's jobs, or None if the caller must return the jobs to the gateway."""
         ...
 
     def statistics(self) -> Iterable[BlockStatistics]: ...

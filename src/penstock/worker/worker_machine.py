@@ -11,7 +11,7 @@ import psutil
 
 from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.config import WorkerSettings
-from penstock.engines.hosting.process_usage import children_use
+from penstock.engines.hosting.process_usage import measure_descendants
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.telemetry.control_groups import control_groups
 from penstock.telemetry.gpus import GpuReading, Gpus
@@ -37,8 +37,8 @@ def _read_siblings(folder: Path, number: int) -> frozenset[int]:
         return frozenset((number,))
 
 
-class OnDevice(NamedTuple):
-    """The GPU memory that a block took when it was loaded."""
+class BlockGpuMemory(NamedTuple):
+    """The GPU that a block was loaded on, and the memory that it took there."""
 
     block_id: str
     device: str
@@ -49,7 +49,7 @@ class OnDevice(NamedTuple):
 class _Measurement:
     """The CPU time and memory that the worker and its child processes use at one moment."""
 
-    at: float
+    measured_at: float
     cpu_s: float
     memory_bytes: int
     pids: frozenset[int]
@@ -62,18 +62,18 @@ class Machine:
     def __init__(
         self, worker_id: str, node: str, settings: WorkerSettings, curve_key: str = "", gpus: Gpus | None = None
     ) -> None:
-        """`curve_key`: the public key of the worker's process, by which gateways identify it."""
+        """`curve_key`: the worker's public CURVE key, by which gateways identify the worker."""
         self._curve_key = curve_key
         self._node = node
         self._worker_id = worker_id
         self._settings = settings
         self._process = psutil.Process()
         self._gpus = gpus or Gpus()
-        self._last = self._reported = self._measure()
+        self._last_measurement = self._reported_measurement = self._measure()
         self.direct, self._is_direct_tls = "", False
 
     def set_direct(self, address: str, is_tls: bool) -> None:
-        """Set the address where clients reach the worker directly; an empty text means that clients cannot."""
+        """Set the address for clients that connect directly; an empty text means that they cannot."""
         self.direct, self._is_direct_tls = address, is_tls
 
     def facts(self) -> pb.WorkerFacts:
@@ -97,7 +97,7 @@ class Machine:
         )
 
     def _shared_capacities(self) -> list[pb.SharedCapacity]:
-        """Return the capacities that workers share: the machine's first, then those of control groups and GPUs.
+        """Return the CPU and memory that this worker shares with others: the machine's, control groups' and GPUs'.
 
         Two nodes on one machine count as two machines.
         """
@@ -115,22 +115,22 @@ class Machine:
         return [machine, *groups, *gpus]
 
     def measure(self) -> None:
-        """Measure how much the worker uses, for the other methods to report.
+        """Measure the worker's CPU, memory and GPU use, which the other methods then return.
 
         This method blocks: do not call it on the event loop.
         """
-        self._last = self._measure()
+        self._last_measurement = self._measure()
 
     @property
     def memory_bytes(self) -> int:
-        return self._last.memory_bytes
+        return self._last_measurement.memory_bytes
 
-    def devices(self, blocks: Iterable[OnDevice]) -> list[WorkerDevice]:
+    def devices(self, blocks: Iterable[BlockGpuMemory]) -> list[WorkerDevice]:
         placed: dict[str, dict[str, int]] = {}
         for block in blocks:
             if (gpu := self._gpus.find(block.device)) is not None:
                 placed.setdefault(gpu.uuid, {})[block.block_id] = block.memory_bytes
-        look = self._last
+        look = self._last_measurement
         return [
             WorkerDevice(
                 gpu.device,
@@ -146,11 +146,11 @@ class Machine:
             if (reading := look.gpus.get(gpu.uuid)) is not None
         ]
 
-    def load(self, blocks: Iterable[OnDevice] = ()) -> pb.WorkerLoad:
+    def load(self, blocks: Iterable[BlockGpuMemory] = ()) -> pb.WorkerLoad:
         """Return the memory and GPU use at the last measurement, and the CPU use since the last call of `load`."""
-        last, reported = self._last, self._reported
-        self._reported = last
-        cpu = max(0.0, last.cpu_s - reported.cpu_s) / max(last.at - reported.at, 0.001)
+        last, reported = self._last_measurement, self._reported_measurement
+        self._reported_measurement = last
+        cpu = max(0.0, last.cpu_s - reported.cpu_s) / max(last.measured_at - reported.measured_at, 0.001)
         load = pb.WorkerLoad(cpu=cpu, memory_bytes=last.memory_bytes)
         devices = self.devices(blocks)
         load.devices.extend(encode_devices(devices))
@@ -161,7 +161,7 @@ class Machine:
         return load
 
     def _measure(self) -> _Measurement:
-        children = children_use(self._process.pid)
+        children = measure_descendants(self._process.pid)
         times = self._process.cpu_times()
         gone_s = times.children_user + times.children_system
         readings = {gpu.uuid: self._gpus.read(gpu) for gpu in self._gpus.visible}
@@ -180,9 +180,9 @@ class DeviceGauges:
     def __init__(self, metrics: WorkerMetrics, worker_id: str) -> None:
         self._metrics = metrics
         self._worker_id = worker_id
-        self._shown: set[tuple[str, str, str]] = set()  # labels of blocks: model, version, uuid
+        self._labels_set: set[tuple[str, str, str]] = set()  # labels of blocks: model, version, uuid
 
-    def show(self, devices: Iterable[WorkerDevice], names: Mapping[str, tuple[str, str]]) -> None:
+    def set_gauges(self, devices: Iterable[WorkerDevice], names: Mapping[str, tuple[str, str]]) -> None:
         metrics, held = self._metrics, set()
         for device in devices:
             its = (device.uuid, device.name)
@@ -196,6 +196,6 @@ class DeviceGauges:
                 labels = (*names.get(block_id, ("", "")), device.uuid)
                 metrics.block_device_memory.labels(*labels).set(size_bytes)
                 held.add(labels)
-        for gone in self._shown - held:
+        for gone in self._labels_set - held:
             metrics.block_device_memory.labels(*gone).set(0)
-        self._shown = held
+        self._labels_set = held

@@ -139,7 +139,7 @@ def test_threads_do_not_share_memory_for_computing(
     sessions: int,
     has_arena: bool,
 ) -> None:
-    monkeypatch.setattr(engine_module, "OWN_BYTES", own_bytes)
+    monkeypatch.setattr(engine_module, "MAX_COPIED_BYTES", own_bytes)
     value = helper.make_tensor_value_info("x", T.FLOAT, ["batch", *sizes])
     answer = helper.make_tensor_value_info("y", T.FLOAT, None)
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [answer])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.engines import huge_pages
-from penstock.engines.huge_pages import own_memory, use_huge_pages
+from penstock.engines.huge_pages import find_own_mappings, use_huge_pages
 
 MIB = 1024 * 1024
 
@@ -25,7 +25,7 @@ def test_whole_blocks_of_private_memory_are_collapsed() -> None:
         "7f4000000000-7f4000300000 rw-p 00000000 08:01 78         /usr/lib/a library",
         "7f5000001000-7f5000201000 rw-p 00000000 00:00 0",
     ]
-    assert list(own_memory(maps)) == [(0x7F0000200000, 0x7F0000A00000), (0xC00000, 0x1000000)]
+    assert list(find_own_mappings(maps)) == [(0x7F0000200000, 0x7F0000A00000), (0xC00000, 0x1000000)]
 
 
 def test_collapsed_memory_is_unchanged() -> None:

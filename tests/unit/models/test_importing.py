@@ -168,7 +168,7 @@ def test_checkpoint_that_does_not_fit_is_rejected(
     assert not (tmp_path / "mine").exists()
 
 
-def test_a_source_is_needed(tmp_path: Path) -> None:
+def test_an_import_without_a_source_is_rejected(tmp_path: Path) -> None:
     assert refusal("mine", "-r", tmp_path).startswith("the weights are missing: add --source FOLDER, or --from minilm")
     assert "--from gpt: only minilm" in refusal("mine", "-r", tmp_path, "--from", "gpt")
     assert "no such .gguf file" in refusal("mine", "-r", tmp_path, "--source", tmp_path / "nowhere")

@@ -33,7 +33,7 @@ def test_pieces_of_different_kinds_are_not_joined() -> None:
     assert lengths(cut_into_batches([*pieces(1, 1), *pieces(1, key="other")], 8, None)) == [[1], [1], [1]]
 
 
-def test_a_decoupled_model_is_asked_for_its_first_answers() -> None:
+def test_only_the_first_answers_of_a_decoupled_model_are_read() -> None:
     folder = read_model_folder(PYTHON_MODELS / "repeat")
     given = {"VALUE": np.ones(1, np.float32), "COUNT": np.full(1, 9, np.int32), "DELAY_MS": np.zeros(1, np.int32)}
     request = TaskRequest([from_array(name, array) for name, array in given.items()], ["INDEX"])

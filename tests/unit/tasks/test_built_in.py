@@ -20,7 +20,7 @@ def test_every_section_of_a_task_belongs_to_a_built_in_task() -> None:
     assert sections == set(BUILT_IN) - {"tensor"}
 
 
-def test_engines_that_run_one_task_only() -> None:
+def test_tasks_of_an_engine_are_listed() -> None:
     assert tasks_for_engine("genai") == ["generate"]
     assert tasks_for_engine("python") == ["tensor"]
     assert tasks_for_engine("torch") == ["tensor", "embed", "score", "classify", "upscale"]

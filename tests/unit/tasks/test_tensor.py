@@ -123,12 +123,12 @@ def test_texts_are_counted_before_they_are_read() -> None:
     assert made.weigh(TaskRequest([announced], [])) == made.weigh(TaskRequest([replace(announced, shape=(100,))], []))
 
 
-def test_wide_character_increases_the_weight_of_a_large_text() -> None:
+def test_wide_character_increases_the_memory_estimate_of_a_large_text() -> None:
     plain, wide = pack_bytes([b"a" * 2_000_000]), pack_bytes([b"a" * 2_000_000 + "\U0001f600".encode()])
     light, heavy = (task().weigh(TaskRequest([Tensor("s", "BYTES", (1,), data)], [])) for data in (plain, wide))
     assert heavy > 3 * light
 
 
-def test_numbers_have_no_extra_weight() -> None:
+def test_numbers_have_no_memory_estimate() -> None:
     assert task().weigh(request(4)) == 0
     assert task().weigh(TaskRequest([Tensor("s", "BYTES", (-1,), b"")], [])) == 0

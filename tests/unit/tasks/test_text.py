@@ -123,7 +123,7 @@ def test_texts_with_few_tokens_for_their_length_are_refused_before_reading(folde
 
 
 @pytest.mark.parametrize("damaged_at", [0, 100, 300_000, 999_999])
-def test_invalid_utf8_is_located(folder: Path, damaged_at: int) -> None:
+def test_the_position_of_invalid_utf8_is_reported(folder: Path, damaged_at: int) -> None:
     network = TextNetwork("embed", folder, ScoreOptions(max_length=4), TOKENS, TextLimits(32, None, 1000))
     raw = bytearray("ä".encode() * 500_000)
     raw[damaged_at] = 0xFF

@@ -141,7 +141,7 @@ def test_even_one_pixel_is_an_image(upscale: Upscale) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 128, 255])
-def test_a_flat_image_has_no_frame(upscale: Upscale, level: int) -> None:
+def test_a_flat_image_gets_no_visible_border(upscale: Upscale, level: int) -> None:
     """Zero padding would darken the border."""
     (answer,) = upscale([to_file(Image.new("L", (40, 40), level))], tile=32)
     pixels = np.asarray(answer).astype(int)
@@ -383,7 +383,7 @@ def test_denoise_uses_the_second_network(upscale: Upscale, mode: str) -> None:
     assert upscale([to_file(given)], parameters={"mode": "denoise", "resolution": "2x"})[0].size == (128, 96)
 
 
-def test_larger_answers_weigh_more() -> None:
+def test_larger_answers_have_a_larger_memory_estimate() -> None:
     task = make_task()
     asked: list[Parameters] = [{}, {"resolution": "8k"}, {"format": "webp"}]
     plain, larger, other = (task.weigh(make_request([PNG], parameters=parameters)) for parameters in asked)
@@ -515,7 +515,7 @@ def test_a_second_header_or_profile_of_a_png_is_not_read(upscale: Upscale) -> No
 
 
 @pytest.mark.parametrize("data", [PNG, JPEG, scanned(20)])
-def test_an_image_weighs_by_its_pixels(data: bytes) -> None:
+def test_an_images_memory_is_estimated_from_its_pixels(data: bytes) -> None:
     made = make_task()
     one, two = (made.weigh(make_request([data] * count)) for count in (1, 2))
     assert one >= 64 * 48 * (8 + 3 * 4)
@@ -524,7 +524,7 @@ def test_an_image_weighs_by_its_pixels(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", PNG[:20], JPEG[:30], b"\xff\xd8" + b"\xff" * 100_000])
-def test_unreadable_image_weighs_nothing(data: bytes) -> None:
+def test_unreadable_image_has_a_memory_estimate_of_zero(data: bytes) -> None:
     made = make_task()
     assert made.weigh(make_request([data])) == 0
     assert made.weigh(TaskRequest([], [])) == 0

@@ -360,7 +360,7 @@ async def test_a_step_requested_again_by_another_gateway_runs_once(
         gateway.send(bye=pb.Bye(reason="killed"))
         gateway.send(wake=pb.Wake(block_id="heard"))
         await until(lambda: gateway.woken == ["heard"])
-        await until(lambda: bool(gateway.steps.find("blk", SessionStep("s", 1, life=7)).askers))  # type: ignore[union-attr]
+        await until(lambda: bool(gateway.steps.find("blk", SessionStep("s", 1, life=7)).waiting_links))  # type: ignore[union-attr]
         assert (gateway.cancelled, other.jobs) == ([], [])
         job.reply(job, [TENSOR])
         assert (await other.get("result"))[0].result.job_id == 9

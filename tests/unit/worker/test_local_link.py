@@ -137,7 +137,7 @@ async def test_a_closed_endpoint_receives_nothing_more_and_its_jobs_end(linked: 
     assert not linked.link.is_in_use
 
 
-async def test_it_shares_the_worker_with_others(linked: Linked) -> None:
+async def test_the_direct_endpoint_shares_the_worker_with_gateways(linked: Linked) -> None:
     assert (linked.link.is_in_use, linked.announced) == (False, 1)
     linked.run(1, 1.0)
     linked.run(2, 1.0)

@@ -149,7 +149,7 @@ async def test_a_wake_makes_the_worker_describe_the_block(cluster: Cluster) -> N
         await cluster.manager.control.wait_until(lambda: cluster.states()["lazy"] is BlockState.READY)
 
 
-async def test_a_worker_leaves_with_an_empty_hello_and_hands_back_waiting_jobs(cluster: Cluster) -> None:
+async def test_a_stopping_worker_announces_no_blocks_and_hands_back_waiting_jobs(cluster: Cluster) -> None:
     gateway = cluster.gateway
     job = pb.Job(job_id=3, attempt=1, block_id=gateway.offers()["lazy"].block_id, timeout_us=30_000_000)
     gateway.send(pb.Header(job=job))

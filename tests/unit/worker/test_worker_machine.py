@@ -13,7 +13,7 @@ from penstock.core.config import WorkerSettings
 from penstock.telemetry.gpus import Gpus
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.wire.encodings import decode_devices
-from penstock.worker.worker_machine import DeviceGauges, Machine, OnDevice, find_siblings
+from penstock.worker.worker_machine import BlockGpuMemory, DeviceGauges, Machine, find_siblings
 from tests.nvml import GIB, FakeGpu, FakeNvml
 
 
@@ -51,7 +51,11 @@ def test_each_gpu_is_reported_with_the_memory_of_the_worker_and_its_blocks() -> 
     first, second = FakeGpu(used=3 * GIB, busy=40, processes={os.getpid(): GIB, 1: GIB}), FakeGpu(busy=20)
     machine = Machine("w", "n", WorkerSettings(), gpus=Gpus(FakeNvml(first, second)))
     assert machine.facts().gpu_memory_bytes == 16 * GIB
-    blocks = [OnDevice("blk-a", "cuda", GIB), OnDevice("blk-b", "cuda:0", 5), OnDevice("blk-c", "mps", 7)]
+    blocks = [
+        BlockGpuMemory("blk-a", "cuda", GIB),
+        BlockGpuMemory("blk-b", "cuda:0", 5),
+        BlockGpuMemory("blk-c", "mps", 7),
+    ]
     name = "NVIDIA Imagined"
     assert machine.devices(blocks) == [
         WorkerDevice("cuda:0", "GPU-0", name, 8 * GIB, 3 * GIB, 0.4, GIB, {"blk-a": GIB, "blk-b": 5}),
@@ -87,11 +91,11 @@ def test_metrics_show_devices_and_their_blocks_until_they_are_gone() -> None:
     def value(metric: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"penstock_{metric}", {"uuid": "GPU-1", **labels})
 
-    gauges.show([WorkerDevice("cuda:0", "GPU-1", "H", 100, 60, 0.5, 30, {"blk-m": 20})], {"blk-m": ("m", "1")})
+    gauges.set_gauges([WorkerDevice("cuda:0", "GPU-1", "H", 100, 60, 0.5, 30, {"blk-m": 20})], {"blk-m": ("m", "1")})
     assert [value("device_memory_bytes", gpu="H", kind=kind) for kind in ("all", "used")] == [100, 60]
     assert value("device_busy", gpu="H") == 0.5
     assert value("worker_device_memory_bytes", worker="worker-0") == 30
     assert value("block_device_memory_bytes", model="m", version="1") == 20
-    gauges.show([WorkerDevice("cuda:0", "GPU-1", "H", 100, 40)], {})
+    gauges.set_gauges([WorkerDevice("cuda:0", "GPU-1", "H", 100, 40)], {})
     assert value("block_device_memory_bytes", model="m", version="1") == 0
     assert value("device_memory_bytes", gpu="H", kind="used") == 40

@@ -14,7 +14,7 @@ from penstock.terminal.role_options import ConfigFile
 from penstock.terminal.shared_options import AsJson
 
 if TYPE_CHECKING:
-    from penstock.models.ahead import BuiltAhead
+    from penstock.models.engine_prebuild import PrebuiltEngine
     from penstock.models.folder import ModelFolder
 
 
@@ -41,14 +41,16 @@ def build(
     """
     from penstock.core.config import load_config
     from penstock.engines.engine_protocols import EngineHome
-    from penstock.models.ahead import build_ahead
+    from penstock.models.engine_prebuild import prebuild_engines
 
     settings = load_config(config, data_dir=data_dir)
     home = EngineHome(settings.data_dir, settings.worker.engine_cache_bytes)
     rows = []
     for folder, each in _find_wanted(model, repository, version):
         with show_steps(f"building {folder.name} {each}"):
-            found = [_describe_build(folder.name, done) for done in build_ahead(folder, each, home, is_forced=force)]
+            found = [
+                _describe_build(folder.name, done) for done in prebuild_engines(folder, each, home, is_forced=force)
+            ]
         rows += found
         for row in found if not as_json else ():
             _print_row(row)
@@ -57,7 +59,7 @@ def build(
 
 
 def _find_wanted(model: str, repository: Path, version: str) -> "Iterator[tuple[ModelFolder, str]]":
-    from penstock.models.ahead import is_built_ahead
+    from penstock.models.engine_prebuild import can_prebuild
     from penstock.models.folder import find_model, list_model_folders, read_model_folder
 
     if model:
@@ -67,13 +69,13 @@ def _find_wanted(model: str, repository: Path, version: str) -> "Iterator[tuple[
         yield from ((folder, each) for each in ([version] if version else folder.versions))
         return
     folders = [read_model_folder(path) for path in list_model_folders(repository)]
-    found = [(each, number) for each in folders for number in each.versions if is_built_ahead(each.settings_of(number))]
+    found = [(each, number) for each in folders for number in each.versions if can_prebuild(each.settings_of(number))]
     if not found:
         raise ConfigError(f"{repository}: no model has engine: tensorrt; other engines need no build")
     yield from found
 
 
-def _describe_build(model: str, done: "BuiltAhead") -> dict[str, Any]:
+def _describe_build(model: str, done: "PrebuiltEngine") -> dict[str, Any]:
     plan, built = done.plan, done.built
     return {
         "model": model,

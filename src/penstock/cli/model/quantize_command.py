@@ -13,7 +13,7 @@ from penstock.terminal.repository_options import MODELS, Repository
 from penstock.terminal.shared_options import AsJson
 
 if TYPE_CHECKING:
-    from penstock.models.convert.quantize import Quantized
+    from penstock.models.convert.quantize import QuantizationOutcome
     from penstock.models.folder import ModelFolder
 
 REFUSED = 1
@@ -57,10 +57,10 @@ def quantize(
     Reports the accuracy and speed of the new version.
     """
     from penstock.models.convert.quantize import quantize as run
-    from penstock.models.convert.report import Order
+    from penstock.models.convert.report import QuantizationOptions
 
     folder = _find_version(model, repository)
-    order = Order(version, precision, method, calibration, min_accuracy, force, keep_serving)
+    order = QuantizationOptions(version, precision, method, calibration, min_accuracy, force, keep_serving)
     with show_steps(f"quantizing {folder.name}") as show_step:
         outcome = run(folder, order, show_step)
     if as_json:
@@ -107,7 +107,7 @@ def _print_table(report: Mapping[str, Any]) -> None:
     print_rows(titles, rows, "nothing was tried")
 
 
-def _print_end(folder: "ModelFolder", outcome: "Quantized", keeps_serving: bool) -> None:
+def _print_end(folder: "ModelFolder", outcome: "QuantizationOutcome", keeps_serving: bool) -> None:
     report = outcome.report
     samples = report["samples"]
     random = "random numbers, so the figure means little: give --calibration"

@@ -17,7 +17,10 @@ def is_greedy(sampling: Sampling) -> bool:
 
 
 def make_config(sampling: Sampling, max_tokens: int, choice: int) -> Any:
-    """Return the configuration of one of the request's choices; raise InvalidRequest if the engine refuses."""
+    """Return OpenVINO GenAI's configuration for one of a request's `n` choices (alternative answers).
+
+    Raise InvalidRequest if the engine rejects the parameters.
+    """
     config = genai.GenerationConfig()
     config.max_new_tokens = max_tokens
     config.min_new_tokens = min(sampling.min_tokens, max_tokens)

@@ -1,4 +1,4 @@
-"""Finds alternatives of `oneOf` that may match the same value, because the engine does not check this."""
+"""Finds alternatives of a JSON schema's `oneOf` that may match the same value, which the engine does not check."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,43 +16,46 @@ TYPES: Mapping[str, frozenset[str]] = {
 
 
 class ExclusiveSchemas:
-    """Compares schemas of one document. Two schemas overlap unless a difference between them is found."""
+    """Compares the schemas in one JSON schema document. Two schemas overlap unless no value can match both."""
 
     def __init__(self, document: Schema) -> None:
         self._document = document
         self._steps = 0
 
-    def overlapping(self, alternatives: Sequence[Schema]) -> tuple[int, int] | None:
-        """Return the positions of two schemas that may match the same value; None if each value matches one at most."""
+    def find_overlap(self, alternatives: Sequence[Schema]) -> tuple[int, int] | None:
+        """Return the positions of two schemas that may match the same value, or None if there are no such schemas."""
         for (first, one), (second, other) in combinations(enumerate(alternatives), 2):
             if not self._are_exclusive(one, other):
                 return first, second
         return None
 
-    def _are_exclusive(self, one: Schema, other: Schema, depth: int = 0) -> bool:
+    def _are_exclusive(self, first: Schema, second: Schema, depth: int = 0) -> bool:
         """Return whether no value matches both schemas."""
         if depth > MAX_DEPTH or not self._count_steps(1):
             return False
-        mine, theirs = self._alternatives(one), self._alternatives(other)
+        mine, theirs = self._list_alternatives(first), self._list_alternatives(second)
         if mine is not None or theirs is not None:
-            pairs = product([one] if mine is None else mine, [other] if theirs is None else theirs)
+            pairs = product([first] if mine is None else mine, [second] if theirs is None else theirs)
             return all(self._are_exclusive(*pair, depth + 1) for pair in pairs)
-        if one is False or other is False:
+        if first is False or second is False:
             return True
-        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        if not isinstance(first, Mapping) or not isinstance(second, Mapping):
             return False
-        shared = _possible_types(one) & _possible_types(other)
-        if not shared or self._have_different_values(one, other):
+        shared = _possible_types(first) & _possible_types(second)
+        if not shared or self._have_different_values(first, second):
             return True
-        return shared == {"object"} and self._have_different_properties(one, other, depth)
+        return shared == {"object"} and self._have_different_properties(first, second, depth)
 
     def _count_steps(self, steps: int) -> bool:
-        """Count steps of the comparison; return False if there were too many."""
+        """Count steps of the comparison; return False above MAX_STEPS."""
         self._steps += steps
         return self._steps <= MAX_STEPS
 
-    def _alternatives(self, schema: Schema) -> list[Schema] | None:
-        """Return the alternatives, of which a value must match one, if the schema is a reference or a choice."""
+    def _list_alternatives(self, schema: Schema) -> list[Schema] | None:
+        """Return the schemas of which a value must match at least one, or None if the schema has no alternatives.
+
+        The only alternative of a `$ref` is the schema to which the reference points.
+        """
         if not isinstance(schema, Mapping):
             return None
         if isinstance(reference := schema.get("$ref"), str):
@@ -63,17 +66,17 @@ class ExclusiveSchemas:
                 return found
         return None
 
-    def _have_different_values(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        mine, theirs = _listed_values(one), _listed_values(other)
+    def _have_different_values(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+        mine, theirs = _listed_values(first), _listed_values(second)
         if mine is None or theirs is None or not self._count_steps(len(mine) + len(theirs)):
             return False
         return not {_canonical_text(each) for each in mine} & {_canonical_text(each) for each in theirs}
 
-    def _have_different_properties(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
+    def _have_different_properties(self, first: Mapping[str, Any], second: Mapping[str, Any], depth: int) -> bool:
         """Return whether one schema requires a property for which no value matches both schemas."""
-        required = dict.fromkeys((*_required_names(one), *_required_names(other)))
+        required = dict.fromkeys((*_required_names(first), *_required_names(second)))
         return any(
-            self._are_exclusive(_property_schema(one, name), _property_schema(other, name), depth + 1)
+            self._are_exclusive(_property_schema(first, name), _property_schema(second, name), depth + 1)
             for name in required
         )
 
@@ -142,7 +145,7 @@ def _property_schema(schema: Mapping[str, Any], name: str) -> Schema:
 
 
 def _resolve_reference(document: Schema, reference: str) -> Schema:
-    """Return the schema to which a reference within the document points, or True if it points to no schema."""
+    """Return the schema to which a reference points, or True (any value matches) if the document has no such schema."""
     found: Any = document
     if reference not in ("#", "#/") and not reference.startswith("#/"):
         return True

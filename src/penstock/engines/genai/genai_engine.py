@@ -23,14 +23,14 @@ HOST = "penstock.engines.genai.genai_host"
 FINAL_OUTPUT_S = 5.0  # time to read the last output of a process that failed to load
 CLOSE_S = 5.0
 MAX_PROMPT_BYTES = 8 * 1024 * 1024
-MAX_TRIES = 2  # how often a generation is sent to a process, if processes end before the generation joins
+MAX_TRIES = 2  # attempts to run a generation, if the model's process ends before the generation has started
 
 now = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """The limits of a model's generations."""
+    """The limits on the length and number of a model's generations."""
 
     max_context: int | None = None  # tokens of prompt and answer together; None: the model's own limit
     max_running: int = 64  # sequences that run at once
@@ -46,7 +46,10 @@ class _WantedGeneration:
 
 
 class GenaiEngine:
-    """Runs generations in a process. If the process ends, running generations fail; waiting ones use the next one."""
+    """Runs generations in a separate process.
+
+    If the process ends, running generations fail, and waiting generations run in the process that replaces it.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class GenaiEngine:
         hang_s: float = 300.0,
         load_s: float = 300.0,
     ) -> None:
-        """`hang_s`: a busy process that has sent nothing for this long is ended."""
+        """`hang_s`: the time after which a busy process that sends nothing is killed."""
         self._spec = spec
         self._hang_s, self._load_s = hang_s, load_s
         version = spec.file.parent
@@ -74,11 +77,11 @@ class GenaiEngine:
         self._report: Callable[[GenerationStep], None] = lambda step: None
         self._lock = threading.Lock()
         # Below: changed under the lock.
-        self._asked: dict[int, _WantedGeneration] = {}
+        self._generations: dict[int, _WantedGeneration] = {}
         self._process: GenerationProcess | None = None  # None unless the process has loaded the model
-        self._down = ""  # why no process runs, if the last one failed to load the model
-        self._base = GenerationState()  # totals of the processes that have ended
-        self._last = GenerationState()
+        self._load_problem = ""  # why the last process could not load the model; empty if it could
+        self._totals_before = GenerationState()  # totals of the processes that have ended
+        self._last_state = GenerationState()
 
     def load(self) -> Signature:
         atexit.register(self.close)
@@ -103,18 +106,18 @@ class GenaiEngine:
         self._report = report
 
     def add(self, number: int, generation: Generation) -> None:
-        asked = _WantedGeneration(pack_generation(number, generation))
+        generation_request = _WantedGeneration(pack_generation(number, generation))
         with self._lock:
-            failure = self._refusal_reason(asked)
+            failure = self._find_refusal(generation_request)
             if failure is None:
-                self._send_generation(asked)
-                self._asked[number] = asked
+                self._send_generation(generation_request)
+                self._generations[number] = generation_request
         if failure is not None:
-            self._report(self._to_step([Progress(number, failure=failure, is_over=True)]))
+            self._report(self._make_step([Progress(number, failure=failure, is_over=True)]))
 
     def cancel(self, number: int) -> None:
         with self._lock:
-            if self._asked.pop(number, None) is not None and self._process is not None:
+            if self._generations.pop(number, None) is not None and self._process is not None:
                 self._process.send("cancel", {"number": number})
 
     def probe(self) -> str:
@@ -128,79 +131,81 @@ class GenaiEngine:
     def attach(self, process: GenerationProcess) -> None:
         """Use a process that has loaded the model: send all waiting generations to it."""
         with self._lock:
-            self._process, self._down = process, ""
-            for asked in self._asked.values():
-                self._send_generation(asked)
+            self._process, self._load_problem = process, ""
+            for generation_request in self._generations.values():
+                self._send_generation(generation_request)
 
     def detach(self, process: GenerationProcess) -> None:
-        """Fail the generations of a process that ended; fail all generations if the process never loaded the model."""
+        """Fail the generations of a process that ended: the running ones, or all if it never loaded the model."""
         problem = f"the model's process ended while it generated: {process.end}"
-        words = f"{problem}\n{process.words}" if process.words else problem
+        words = f"{problem}\n{process.last_lines}" if process.last_lines else problem
         failed = EngineFailed(shorten(words), reason="process_ended")
         was_loaded = bool(process.facts)
         with self._lock:
             self._process = None
             if not was_loaded:
-                self._down = process.end
+                self._load_problem = process.end
             lost = [
                 number
-                for number, asked in self._asked.items()
-                if asked.has_joined or asked.tries >= MAX_TRIES or not was_loaded
+                for number, generation_request in self._generations.items()
+                if generation_request.has_joined or generation_request.tries >= MAX_TRIES or not was_loaded
             ]
             for number in lost:
-                del self._asked[number]
-            self._base, self._last = self._total_state(), GenerationState(waiting=len(self._asked))
-        self._report(self._to_step([Progress(number, failure=failed, is_over=True) for number in lost]))
+                del self._generations[number]
+            self._totals_before, self._last_state = self._total_state(), GenerationState(waiting=len(self._generations))
+        self._report(self._make_step([Progress(number, failure=failed, is_over=True) for number in lost]))
 
     def on_message(self, kind: str, fields: dict[str, Any]) -> None:
         if kind == "joined":
             with self._lock:
                 for number in fields["numbers"]:
-                    if (asked := self._asked.get(number)) is not None:
-                        asked.has_joined = True
-            self._report(self._to_step([Progress(number) for number in fields["numbers"]]))
+                    if (generation_request := self._generations.get(number)) is not None:
+                        generation_request.has_joined = True
+            self._report(self._make_step([Progress(number) for number in fields["numbers"]]))
             return
         step = unpack_step(fields)
         with self._lock:
-            self._last = step.state
+            self._last_state = step.state
             # Nothing more is reported for cancelled generations.
-            expected = [progress for progress in step.progress if progress.number in self._asked]
+            expected = [progress for progress in step.progress if progress.number in self._generations]
             for progress in expected:
                 if progress.is_over:
-                    del self._asked[progress.number]
-        self._report(self._to_step(expected))
+                    del self._generations[progress.number]
+        self._report(self._make_step(expected))
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._asked)
+        return bool(self._generations)
 
-    def _send_generation(self, asked: _WantedGeneration) -> None:
+    def _send_generation(self, generation_request: _WantedGeneration) -> None:
         if self._process is not None:
-            asked.tries += 1
-            self._process.send("add", asked.fields)
+            generation_request.tries += 1
+            self._process.send("add", generation_request.fields)
 
-    def _refusal_reason(self, asked: _WantedGeneration) -> PenstockError | None:
-        if self._down:
-            return EngineFailed(f"the model's process has ended and is being restarted: {self._down}")
-        size = len(asked.fields["text"]) + sum(len(str(each)) for each in asked.fields["messages"])
+    def _find_refusal(self, generation_request: _WantedGeneration) -> PenstockError | None:
+        if self._load_problem:
+            return EngineFailed(f"the model's process has ended and is being restarted: {self._load_problem}")
+        size = len(generation_request.fields["text"]) + sum(
+            len(str(each)) for each in generation_request.fields["messages"]
+        )
         if size > MAX_PROMPT_BYTES:
             return RequestTooLarge(f"a prompt may have at most {MAX_PROMPT_BYTES} characters; this one has {size}")
         return None
 
-    def _to_step(self, progress: list[Progress]) -> GenerationStep:
+    def _make_step(self, progress: list[Progress]) -> GenerationStep:
         return GenerationStep(progress, self._total_state())
 
     def _total_state(self) -> GenerationState:
-        """Return the process's last state, with counters that include those of earlier processes."""
-        base, last = self._base, self._last
+        """Return the current process's last reported state, with the counters of earlier processes added."""
+        before, last = self._totals_before, self._last_state
         return GenerationState(
             last.running,
             last.waiting,
             last.cache_blocks,
             last.cache_blocks_used,
-            base.steps + last.steps,
-            base.prompt_tokens + last.prompt_tokens,
-            last.cached_tokens if last.cached_tokens < 0 else max(0, base.cached_tokens) + last.cached_tokens,
-            base.generated_tokens + last.generated_tokens,
-            base.preemptions + last.preemptions,
+            before.steps + last.steps,
+            before.prompt_tokens + last.prompt_tokens,
+            last.cached_tokens if last.cached_tokens < 0 else max(0, before.cached_tokens) + last.cached_tokens,
+            before.generated_tokens + last.generated_tokens,
+            before.preemptions + last.preemptions,
         )

@@ -2,7 +2,7 @@
 
     python -m penstock.engines.genai.genai_host <socket> <the engine's process id>
 
-A step holds Python's global lock until the step ends. In the worker's process, steps would block all other work.
+The engine uses a separate process because each step holds Python's global lock, which would block the worker.
 """
 
 import os
@@ -29,7 +29,7 @@ class EngineGone(Exception):
 
 
 class GenerationHost:
-    """Runs a model's generations, and exchanges messages with the engine between steps."""
+    """Runs a model's generations in steps (one token for each), and exchanges messages with the engine in between."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
@@ -54,7 +54,7 @@ class GenerationHost:
             return
 
     def _run_turn(self, batch: GenerationBatch) -> None:
-        """Start the generations that have arrived, and run one step of all generations."""
+        """Start newly received generations, and run one step of all running generations."""
         if joined := batch.join():
             # Sent before the step, because a crash in the step would lose the message.
             self._send(Message("joined", {"numbers": joined}))
@@ -64,17 +64,17 @@ class GenerationHost:
         except Exception as error:  # noqa: BLE001 - native code raises any kind; the engine then starts a new process
             self._fail_and_exit(batch, error)
         progress = batch.take_progress()
-        at, standing = time.monotonic(), batch.standing
-        counts = (standing.running, standing.waiting, standing.cache_blocks_used)
+        at, state = time.monotonic(), batch.state
+        counts = (state.running, state.waiting, state.cache_blocks_used)
         if progress or counts != self._reported or at - self._reported_at >= BEAT_S:
             self._reported, self._reported_at = counts, at
-            self._send(Message("step", pack_step(progress, standing)))
+            self._send(Message("step", pack_step(progress, state)))
 
     def _fail_and_exit(self, batch: GenerationBatch, error: Exception) -> None:
         traceback.print_exc()
         failed = EngineFailed(f"the engine failed: {str(error).strip()[:300]}")
         progress = [Progress(number, failure=failed, is_over=True) for number in batch.running]
-        self._send(Message("step", pack_step(progress, batch.standing)))
+        self._send(Message("step", pack_step(progress, batch.state)))
         sys.stderr.flush()
         os._exit(1)
 

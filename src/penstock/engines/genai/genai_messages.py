@@ -1,4 +1,4 @@
-"""The messages about generations between an engine and its process, as JSON."""
+"""Converts generations, and their progress, to and from the JSON messages between an engine and its process."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -7,7 +7,7 @@ from typing import Any
 from penstock.core.errors import rebuild_error
 from penstock.core.generation import Delta, Generation, GenerationState, GenerationStep, Progress, Prompt, Sampling
 
-_STANDING = tuple(field.name for field in fields(GenerationState))
+_STATE_FIELDS = tuple(field.name for field in fields(GenerationState))
 # Only values that differ from these defaults are sent.
 _SAMPLING = {field.name: field.default for field in fields(Sampling)}
 
@@ -28,23 +28,25 @@ def pack_generation(number: int, generation: Generation) -> dict[str, Any]:
     }
 
 
-def unpack_generation(found: dict[str, Any]) -> Generation:
+def unpack_generation(fields_by_name: dict[str, Any]) -> Generation:
     names = ("text", "ids", "messages", "tools", "template_arguments", "is_echoed")
-    prompt = Prompt(*[found[name] for name in names])
-    sampling = found["sampling"]
+    prompt = Prompt(*[fields_by_name[name] for name in names])
+    sampling = fields_by_name["sampling"]
     sampling["stop"] = tuple(sampling.get("stop", ()))
-    return Generation(prompt, Sampling(**sampling), found["priority"])
+    return Generation(prompt, Sampling(**sampling), fields_by_name["priority"])
 
 
-def pack_step(progress: Sequence[Progress], standing: GenerationState) -> dict[str, Any]:
+def pack_step(progress: Sequence[Progress], state: GenerationState) -> dict[str, Any]:
     return {
         "progress": [_pack_progress(each) for each in progress],
-        "standing": [getattr(standing, name) for name in _STANDING],
+        "state": [getattr(state, name) for name in _STATE_FIELDS],
     }
 
 
-def unpack_step(found: dict[str, Any]) -> GenerationStep:
-    return GenerationStep([_unpack_progress(*each) for each in found["progress"]], GenerationState(*found["standing"]))
+def unpack_step(fields_by_name: dict[str, Any]) -> GenerationStep:
+    return GenerationStep(
+        [_unpack_progress(*each) for each in fields_by_name["progress"]], GenerationState(*fields_by_name["state"])
+    )
 
 
 def _pack_progress(progress: Progress) -> tuple[Any, ...]:
@@ -62,7 +64,7 @@ def _unpack_progress(
 
 
 def _pack_delta(delta: Delta) -> tuple[Any, ...]:
-    """Pack a delta. JSON has no bytes, so each byte becomes the character with the same number."""
+    """Convert a delta (new tokens of an answer) to JSON, in which a byte is the character with the same number."""
     tokens = [token.decode("latin-1") for token in delta.token_bytes]
     return delta.choice, delta.text, delta.token_ids, delta.logprobs, delta.finish_reason, tokens
 

@@ -40,11 +40,11 @@ class ProcessOwner(Protocol):
 
 
 class GenerationProcess:
-    """Runs a generating model's process. The thread that starts the process reads its messages until its end."""
+    """Runs a generating model's process. The thread that starts the process reads its messages until it ends."""
 
     def __init__(self, owner: ProcessOwner, program: HostProgram, settings: dict[str, Any], hang_s: float) -> None:
         self.end = ""  # how the process ended; empty while it runs
-        self.words = ""  # the last lines that it wrote to stderr
+        self.last_lines = ""  # the last lines that it wrote to stderr
         self.facts: dict[str, Any] = {}  # about the model; empty until it is loaded
         self._owner = owner
         self._settings = settings
@@ -85,9 +85,9 @@ class GenerationProcess:
                     os.eventfd_write(self._wake, 1)
 
     def problem(self) -> str:
-        """Return the process's problem, or an empty text if it answers or is busy.
+        """Return why the process does not answer, or an empty text if it answers or is busy.
 
-        `wait_end` detects a hanging process.
+        A busy process that hangs is detected by `wait_end`.
         """
         if self.end:
             return f"the model's process has ended ({self.end})"
@@ -113,15 +113,15 @@ class GenerationProcess:
         """Load the model; raise the error that the process reports, or EngineFailed if the process ends."""
         self.send("load", self._settings)
         deadline = time.monotonic() + timeout_s
-        found: list[Envelope] = []
-        while not found:
+        envelopes: list[Envelope] = []
+        while not envelopes:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 self._end_reason = f"the model did not load within {timeout_s:g} s"
-            if self._end_reason or not self._exchange_messages(left_s, found):
+            if self._end_reason or not self._exchange_messages(left_s, envelopes):
                 self._record_end()
-                raise EngineFailed(shorten(f"{self.end}\n{self.words}".strip()), reason="process_ended")
-        answer, *more = found
+                raise EngineFailed(shorten(f"{self.end}\n{self.last_lines}".strip()), reason="process_ended")
+        answer, *more = envelopes
         if answer.kind == "failed":
             fields = answer.fields
             self._end_reason = fields["message"]
@@ -136,10 +136,10 @@ class GenerationProcess:
     def wait_end(self) -> None:
         """Read messages until the process ends; kill the process if it hangs."""
         while not self._end_reason:
-            found: list[Envelope] = []
-            if not self._exchange_messages(min(CHECK_S, self._hang_s / 4), found):
+            envelopes: list[Envelope] = []
+            if not self._exchange_messages(min(CHECK_S, self._hang_s / 4), envelopes):
                 break
-            for envelope in found:
+            for envelope in envelopes:
                 self._handle_message(envelope)
             if self._owner.is_busy and time.monotonic() - self._received_at > self._hang_s:
                 self._end_reason = f"a step did not end within {self._hang_s:g} s"
@@ -160,8 +160,8 @@ class GenerationProcess:
         else:
             self._owner.on_message(envelope.kind, envelope.fields)
 
-    def _exchange_messages(self, timeout_s: float, found: list[Envelope]) -> bool:
-        """Append new messages to `found`, and send unsent bytes; return False if no more messages will arrive."""
+    def _exchange_messages(self, timeout_s: float, envelopes: list[Envelope]) -> bool:
+        """Append new messages to `envelopes`, and send unsent bytes; return False if no more messages will arrive."""
         with self._lock:
             out = select.POLLOUT if self._unsent else 0
         poll = select.poll()
@@ -176,13 +176,13 @@ class GenerationProcess:
             with self._lock:
                 self._send_unsent()
         if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
-            return self._receive(found)
+            return self._receive(envelopes)
         return self._hosted.pidfd not in ready
 
-    def _receive(self, found: list[Envelope]) -> bool:
+    def _receive(self, envelopes: list[Envelope]) -> bool:
         try:
             chunk = self._connection.recv(_RECEIVE_BYTES)
-            found += self._inbox.feed(chunk)
+            envelopes += self._inbox.feed(chunk)
         except BlockingIOError:
             return True
         except ConnectionResetError:
@@ -205,6 +205,6 @@ class GenerationProcess:
     def _record_end(self) -> None:
         ending = self._hosted.wait_end(bool(self._end_reason))
         with self._lock:
-            self.end = self._end_reason or ending.how
-            self.words = ending.words
+            self.end = self._end_reason or ending.description
+            self.last_lines = ending.last_lines
             self._unsent.clear()

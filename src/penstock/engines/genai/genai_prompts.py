@@ -24,11 +24,12 @@ class PromptReader:
         self._has_tools = "tools" in template
 
     def read(self, prompt: Prompt) -> list[int]:
-        """Return the prompt's tokens, cut off at the model's context; raise InvalidRequest or RequestTooLarge."""
+        """Return the prompt's token ids; raise InvalidRequest or RequestTooLarge if the model does not support it."""
         if prompt.ids:
             unknown = next((number for number in prompt.ids if number not in self.vocabulary), None)
             if unknown is not None:
-                raise InvalidRequest(f"input_ids has {unknown}, but the model's tokens end at {max(self.vocabulary)}")
+                known = f"the model's tokens are 0 to {max(self.vocabulary)}"
+                raise InvalidRequest(f"input_ids has the unknown token {unknown}; {known}")
             return list(prompt.ids)
         text = self._render(prompt) if prompt.messages else prompt.text
         most = self._context_tokens * self._longest_bytes

@@ -35,7 +35,7 @@ _REASONS = {
 
 @dataclass(slots=True)
 class RunningChoice:
-    """One sequence in the pipeline, which generates one choice, or all choices of a greedy request."""
+    """One token sequence in the pipeline: one choice (answer), or all choices of a request with greedy decoding."""
 
     index: int
     handle: Any
@@ -62,7 +62,7 @@ class RunningGeneration:
         return len(self.choices) == len(self.configs) and all(choice.is_over for choice in self.choices)
 
     def indices(self, choice: RunningChoice) -> Sequence[int]:
-        """Return the indices of the choices that this sequence answers: all choices if the request is greedy."""
+        """Return the indices of the choices that a sequence generates: all choices if the request is greedy."""
         return (choice.index,) if len(self.configs) == self.sampling.n else range(self.sampling.n)
 
 
@@ -83,31 +83,31 @@ class GenerationBatch:
     def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
         """Load the model, which takes seconds; raise ConfigError if that fails.
 
-        `wake` is called from another thread when a generation can join without a new message.
+        `wake` is called from another thread when the check of a generation's JSON schema is done.
         """
         self._runtime = runtime = GenaiRuntime(settings)
         self.context_tokens = _context_tokens(settings["max_context"], runtime.facts.context_tokens)
-        self.standing = GenerationState(cache_blocks=runtime.cache_blocks, cached_tokens=0)
+        self.state = GenerationState(cache_blocks=runtime.cache_blocks, cached_tokens=0)
         self._prefixes = PrefixCache(runtime.cache_blocks, BLOCK_TOKENS)
         self._prompts = PromptReader(runtime.tokenizer, self.context_tokens)
         self._grammars = GrammarCheck(runtime.tokenizer, max(self._prompts.vocabulary) + 1, wake)
-        self._line = GenerationQueue(
+        self._queue = GenerationQueue(
             QueueLimits(runtime.cache_blocks, BLOCK_TOKENS, settings["max_running"], STEP_TOKENS)
         )
         self._unchecked: dict[int, Generation] = {}  # generations whose schemas are being checked
-        self._asked: dict[int, RunningGeneration] = {}
+        self._generations: dict[int, RunningGeneration] = {}
         self._progress: dict[int, Progress] = {}  # to be reported, by generation
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._asked) or self._runtime.is_busy
+        return bool(self._generations) or self._runtime.is_busy
 
     @property
     def running(self) -> list[int]:
-        return list(self._line.running)
+        return list(self._queue.running)
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties of the model that the engine needs."""
+        """Return properties of the model, such as its context length, for the engine in the worker's process."""
         return {
             "has_chat_template": self._prompts.has_chat_template,
             "context_tokens": self.context_tokens,
@@ -127,11 +127,11 @@ class GenerationBatch:
             self._progress[number] = Progress(number, failure=error, is_over=True)
 
     def cancel(self, number: int) -> None:
-        """Stop a generation. When the next step begins, the pipeline frees the generation's part of the cache."""
+        """Stop a generation. The pipeline frees the generation's part of the cache at the start of the next step."""
         self._unchecked.pop(number, None)
         self._progress.pop(number, None)
-        running = self._asked.pop(number, None)
-        if running is not None and self._line.remove(number):
+        running = self._generations.pop(number, None)
+        if running is not None and self._queue.remove(number):
             self._cancel_generation(running)
 
     def join(self) -> list[int]:
@@ -139,9 +139,9 @@ class GenerationBatch:
         unchecked, self._unchecked = self._unchecked, {}
         for number, generation in unchecked.items():
             self.add(number, generation)
-        joined = [group.number for group in self._line.join()]
+        joined = [group.number for group in self._queue.join()]
         for number in joined:
-            running = self._asked[number]
+            running = self._generations[number]
             self._report_prompt(running)
             self._start_choice(running)
         return joined
@@ -149,20 +149,20 @@ class GenerationBatch:
     def step(self) -> None:
         """Run one step. If this method raises, the pipeline's state is unknown."""
         self._runtime.step()
-        self.standing.steps += 1
-        news = [new for number in self.running for new in self._read_new_tokens(self._asked[number])]
+        self.state.steps += 1
+        news = [new for number in self.running for new in self._read_new_tokens(self._generations[number])]
         for new in news:
             self._report_tokens(new)
         for number in {new.running.number: None for new in news}:
-            self._start_more_choices(self._asked[number])
+            self._start_more_choices(self._generations[number])
 
     def take_progress(self) -> list[Progress]:
-        """Return the progress since the last call, and refresh the state."""
+        """Return the progress since the last call, and update `state`."""
         taken, self._progress = list(self._progress.values()), {}
-        standing = self.standing
-        standing.running = self._line.running_sequences
-        standing.waiting = len(self._line) + len(self._unchecked)
-        standing.cache_blocks_used = self._runtime.blocks_used if self._asked else 0
+        state = self.state
+        state.running = self._queue.running_sequences
+        state.waiting = len(self._queue) + len(self._unchecked)
+        state.cache_blocks_used = self._runtime.blocks_used if self._generations else 0
         return taken
 
     # --- the results of a step
@@ -187,7 +187,7 @@ class GenerationBatch:
             )
         elif choice.ids and not choice.is_preempted:
             choice.is_preempted = True
-            self.standing.preemptions += 1
+            self.state.preemptions += 1
 
     def _report_tokens(self, new: NewTokens) -> None:
         choice, running, reason = new.choice, new.running, new.reason
@@ -198,7 +198,7 @@ class GenerationBatch:
         choice.ids += new.ids
         choice.is_over = bool(reason)
         self._cache_computed(running, choice)
-        self.standing.generated_tokens += len(new.ids)
+        self.state.generated_tokens += len(new.ids)
         has_logprobs = running.sampling.has_logprobs
         logprobs = new.logprobs if has_logprobs else ()
         tokens = [self._prompts.vocabulary[number] for number in new.ids] if has_logprobs else ()
@@ -208,8 +208,8 @@ class GenerationBatch:
 
     def _start_more_choices(self, running: RunningGeneration) -> None:
         """Start the remaining choices after the first choice has computed the prompt, which the cache now contains."""
-        self._line.advance(running.number, max(len(choice.ids) for choice in running.choices))
-        while len(running.choices) < len(running.configs) and running.number in self._asked:
+        self._queue.advance(running.number, max(len(choice.ids) for choice in running.choices))
+        while len(running.choices) < len(running.configs) and running.number in self._generations:
             self._start_choice(running)
         if running.is_over:
             self._end_generation(running)
@@ -230,8 +230,8 @@ class GenerationBatch:
             self._cancel_generation(running)
         progress = self._progress_of(running.number)
         progress.failure, progress.is_over = failure, True
-        self._line.remove(running.number)
-        self._asked.pop(running.number, None)
+        self._queue.remove(running.number)
+        self._generations.pop(running.number, None)
 
     def _cancel_generation(self, running: RunningGeneration) -> None:
         for choice in running.choices:
@@ -247,12 +247,12 @@ class GenerationBatch:
         if running.echo:
             progress.deltas += [Delta(index, running.echo) for index in range(running.sampling.n)]
         progress.prompt_tokens = len(ids)
-        self.standing.prompt_tokens += len(ids)
+        self.state.prompt_tokens += len(ids)
         progress.cached_tokens = self._prefixes.find(ids)
-        self.standing.cached_tokens += progress.cached_tokens
+        self.state.cached_tokens += progress.cached_tokens
 
     def _cache_computed(self, running: RunningGeneration, choice: RunningChoice) -> None:
-        """Add computed tokens to the prefix cache: the prompt after its first token, and the answer at its end."""
+        """Add tokens to the prefix cache: the prompt after its first new token, and the answer when it is complete."""
         if not choice.ids:
             return
         if choice.is_over:
@@ -271,27 +271,28 @@ class GenerationBatch:
     def _queue_generation(self, number: int, generation: Generation) -> None:
         sampling = generation.sampling
         ids = self._prompts.read(generation.prompt)
-        asked = sampling.max_tokens
+        requested = sampling.max_tokens
         if self.context_tokens:
             room = self.context_tokens - len(ids)
-            if room < (asked or 1):
-                raise _too_long_error(self.context_tokens, len(ids), asked)
-            asked = asked or room
+            if room < (requested or 1):
+                raise _too_long_error(self.context_tokens, len(ids), requested)
+            requested = requested or room
         sequences = 1 if is_greedy(sampling) else sampling.n
-        most = self._line.most_tokens(len(ids), asked, sequences)
+        most = self._queue.most_tokens(len(ids), requested, sequences)
         configs = [make_config(sampling, most, choice) for choice in range(sequences)]
-        self._line.append(number, generation.priority, len(ids), sequences)
+        self._queue.append(number, generation.priority, len(ids), sequences)
         echo = self._prompts.decode(ids) if generation.prompt.is_echoed else ""
-        self._asked[number] = RunningGeneration(number, ids, sampling, configs, echo)
+        self._generations[number] = RunningGeneration(number, ids, sampling, configs, echo)
 
 
-def _context_tokens(asked: int, of_model: int) -> int:
-    """Return the most tokens of a generation: the requested limit, or the model's; 0 if both are unknown."""
-    if of_model and asked > of_model:
+def _context_tokens(requested: int, model_limit: int) -> int:
+    """Return the maximum tokens of prompt and answer: the requested limit, or the model's; 0 if neither is known."""
+    if model_limit and requested > model_limit:
         raise ConfigError(
-            f"generate.max_context is {asked}, but the model's context is {of_model} tokens: set at most that, or auto"
+            f"generate.max_context is {requested}, but the model's context is {model_limit} tokens: "
+            "set at most that, or auto"
         )
-    return asked or of_model
+    return requested or model_limit
 
 
 def _too_long_error(context: int, prompt: int, answer: int | None) -> RequestTooLarge:

@@ -1,4 +1,4 @@
-"""Decides which generations join between two steps: by priority and arrival, if the cache and the step have room.
+"""Decides which waiting generations join the batch between two steps: by priority and arrival, if there is room.
 
 This module uses neither the engine nor a clock. The cache stores tokens in blocks; blocks that the sequences of a group
 share are counted once.
@@ -56,8 +56,8 @@ class GenerationQueue:
     def blocks_used(self) -> int:
         return sum(self._count_blocks(group, group.generated) for group in self._running.values())
 
-    def most_tokens(self, prompt_tokens: int, asked: int | None, sequences: int) -> int:
-        """Return the most tokens that each sequence may generate: the requested number, or all that fit into the cache.
+    def most_tokens(self, prompt_tokens: int, requested: int | None, sequences: int) -> int:
+        """Return the most tokens that each sequence may generate: the requested number, or as many as fit the cache.
 
         Raises RequestTooLarge if the generation would not fit even if no other one runs.
         """
@@ -68,12 +68,13 @@ class GenerationQueue:
                 "(generate.max_running): lower n"
             )
         most = self._most_tokens_alone(prompt_tokens, sequences)
-        if most < (asked or 1):
+        if most < (requested or 1):
             raise RequestTooLarge(
-                f"{_describe_size(prompt_tokens, asked, sequences)} do not fit into the cache, which has room for "
-                f"{limits.blocks * limits.block_tokens} tokens (genai.cache_mb): shorten it, or lower max_tokens"
+                f"{_describe_size(prompt_tokens, requested, sequences)} do not fit into the cache, which has room for "
+                f"{limits.blocks * limits.block_tokens} tokens (genai.cache_mb): shorten the prompt, or lower "
+                "max_tokens"
             )
-        return asked or most
+        return requested or most
 
     def append(self, number: int, priority: int, prompt_tokens: int, sequences: int = 1) -> None:
         self._arrivals += 1
@@ -89,7 +90,7 @@ class GenerationQueue:
         return joined
 
     def advance(self, number: int, generated: int) -> None:
-        """Record that a group's prompt is computed and that its sequences have up to `generated` tokens."""
+        """Record that a group's prompt is computed, and that its longest sequence has `generated` new tokens."""
         group = self._running[number]
         group.is_prompt_done = True
         group.generated = generated

@@ -1,4 +1,4 @@
-"""Reads properties of a generating model without loading it: from a GGUF file's head, or a folder's config.json."""
+"""Reads properties of a text-generating model without loading it: from a GGUF file's head or a config.json."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def _read_folder_facts(folder: Path) -> GeneratorFacts:
 
 
 def read_gguf_head(file: Path) -> dict[str, Any]:
-    """Return the metadata of a GGUF file without lists, which are long and which only the runtime needs."""
+    """Return a GGUF file's metadata, except lists (such as the vocabulary), which only the runtime needs."""
     with file.open("rb") as opened:
         if opened.read(4) != MAGIC:
             raise ValueError("the file does not begin with 'GGUF'")
@@ -125,10 +125,10 @@ def _check_size(opened: IO[bytes], tensors: int, alignment: int) -> None:
         raise ValueError(f"the file is cut off: it has {there} bytes instead of {start + max(ends)}")
 
 
-def _read_value(opened: IO[bytes], kind: int) -> Any:
-    if kind == _TEXT:
+def _read_value(opened: IO[bytes], type_number: int) -> Any:
+    if type_number == _TEXT:
         return _read_text(opened)
-    if kind == _LIST:
+    if type_number == _LIST:
         of, items = _read_struct(opened, "<IQ")
         if items > MAX_ITEMS:
             raise ValueError(f"a list has {items} items, more than {MAX_ITEMS}")
@@ -138,9 +138,9 @@ def _read_value(opened: IO[bytes], kind: int) -> Any:
             for _ in range(items):
                 _read_value(opened, of)
         return None
-    if kind not in _SCALARS:
-        raise ValueError(f"a value has the unknown type {kind}")
-    return _read_struct(opened, f"<{_SCALARS[kind]}")[0]
+    if type_number not in _SCALARS:
+        raise ValueError(f"a value has the unknown type {type_number}")
+    return _read_struct(opened, f"<{_SCALARS[type_number]}")[0]
 
 
 def _read_text(opened: IO[bytes]) -> str:
@@ -150,14 +150,14 @@ def _read_text(opened: IO[bytes]) -> str:
     return opened.read(size).decode("utf-8", "replace")
 
 
-def _read_struct(opened: IO[bytes], form: str) -> tuple[Any, ...]:
-    wanted = struct.calcsize(form)
+def _read_struct(opened: IO[bytes], struct_format: str) -> tuple[Any, ...]:
+    wanted = struct.calcsize(struct_format)
     found = opened.read(wanted)
     if len(found) < wanted:
         raise ValueError(f"the file is cut off after {os.fstat(opened.fileno()).st_size} bytes: download it again")
-    return struct.unpack(form, found)
+    return struct.unpack(struct_format, found)
 
 
-def _number_or_zero(found: Mapping[str, Any], name: str) -> int:
-    value = found.get(name)
+def _number_or_zero(metadata: Mapping[str, Any], name: str) -> int:
+    value = metadata.get(name)
     return value if isinstance(value, int) else 0

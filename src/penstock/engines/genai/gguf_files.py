@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from penstock.core.errors import ConfigError
-from penstock.engines.checkpoint import making_version
+from penstock.engines.checkpoint import create_version_folder
 from penstock.engines.genai.gguf_facts import IR_FILE, TOKENIZER_FILES, read_facts
 from penstock.engines.packaged import find_packaged
 
@@ -18,7 +18,7 @@ def find_smollm2() -> Path:
 
 
 def is_generator(source: Path) -> bool:
-    """Return whether `source` is a GGUF file or a folder of a generating model for OpenVINO."""
+    """Return whether `source` is a text-generating model: a GGUF file, or a folder in OpenVINO's format."""
     return source.suffix.lower() == ".gguf" or (source / IR_FILE).is_file()
 
 
@@ -31,7 +31,7 @@ def copy_generator(source: Path, target: Path) -> str:
             f"{source}: has no {missing[0]}; create OpenVINO's tokenizer with 'optimum-cli export openvino', or with "
             "'convert_tokenizer --with-detokenizer' from the package openvino-tokenizers"
         )
-    with making_version(target) as partial:
+    with create_version_folder(target) as partial:
         if source.is_dir():
             shutil.copytree(source, partial, ignore=shutil.ignore_patterns(".*"))
         else:

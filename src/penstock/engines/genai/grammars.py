@@ -1,6 +1,6 @@
-"""Checks JSON schemas before their generations join, as an unusable schema would end all generations of the batch.
+"""Checks the JSON schema of a generation before the generation starts: an unusable schema would fail the whole batch.
 
-The engine tries each schema in a separate pipeline with a network that computes nothing; other threads run meanwhile.
+Each schema is compiled in a separate pipeline with a dummy network, in a thread of its own.
 """
 
 import json
@@ -21,7 +21,7 @@ from openvino import opset13 as op
 from penstock.core.errors import InvalidRequest
 from penstock.engines.genai.schema_support import unsupported_part
 
-MAX_KNOWN = 256  # number of schemas whose result is kept
+MAX_RESULTS = 256  # number of schemas whose result is kept
 SLOW_S = 5.0  # a schema that takes longer to compile would delay all other generations
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 64
@@ -41,23 +41,23 @@ class GrammarCheck:
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._pipeline: Any = None
-        self._known: OrderedDict[str, Future[str]] = OrderedDict()  # by schema: its problem, or an empty text
+        self._results: OrderedDict[str, Future[str]] = OrderedDict()  # by schema: its problem, or an empty text
 
     def is_usable(self, schema: str) -> bool:
-        """Return True if the schema may be used, or False if its check is not done: call again after `wake`.
+        """Return True if the schema may be used, or False if its check is not done yet: call again after `wake`.
 
         Raises InvalidRequest if the schema cannot be used.
         """
-        found = self._known.get(schema)
+        found = self._results.get(schema)
         if found is None:
             check_schema(schema)
-            self._known[schema] = found = self._thread.submit(self._try_schema, schema)
+            self._results[schema] = found = self._thread.submit(self._try_schema, schema)
             found.add_done_callback(lambda _: self._wake())
-            while len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
+            while len(self._results) > MAX_RESULTS:
+                self._results.popitem(last=False)
         if not found.done():
             return False
-        self._known.move_to_end(schema)
+        self._results.move_to_end(schema)
         if problem := found.result():
             raise _invalid_schema_error(problem)
         return True
@@ -84,7 +84,7 @@ def _build_pipeline(tokenizer: Any, vocabulary: int) -> Any:
 
 
 def _build_network(vocabulary: int) -> ov.Model:
-    """Return a network that computes the same probability for all tokens."""
+    """Return a dummy network, which gives all tokens the same probability, for compiling schemas."""
     shapes = {"input_ids": [-1, -1], "attention_mask": [-1, -1], "position_ids": [-1, -1], "beam_idx": [-1]}
     types = {"beam_idx": np.int32}
     inputs = {name: op.parameter(shape, types.get(name, np.int64), name=name) for name, shape in shapes.items()}
@@ -142,5 +142,5 @@ def _check_repeats(node: dict[str, Any]) -> None:
             raise _invalid_schema_error(f"a pattern repeats its parts {repeats} times, more than {MAX_REPEATS}")
 
 
-def _invalid_schema_error(what: str) -> InvalidRequest:
-    return InvalidRequest(f"response_format: the JSON schema cannot be used: {what}", parameter="response_format")
+def _invalid_schema_error(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"response_format: the JSON schema cannot be used: {problem}", parameter="response_format")

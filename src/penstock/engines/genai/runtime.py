@@ -43,7 +43,7 @@ class GenaiRuntime:
 
     @property
     def is_busy(self) -> bool:
-        """True if the pipeline has requests, including finished requests that are not freed yet."""
+        """True if the pipeline has requests, including finished requests whose memory is not freed yet."""
         return bool(self._pipeline.has_non_finished_requests())
 
     @property
@@ -76,7 +76,7 @@ def error_line(error: Exception) -> str:
 def _count_cache_blocks(file: Path, facts: GeneratorFacts, cache_mb: int) -> int:
     """Return how many blocks fit into the cache.
 
-    A key or value takes one byte; keys also have scales per column, and values per token.
+    Keys and values take one byte per number. Keys also have a scale per column, and values have a scale per token.
     """
     if not facts.head_size:
         raise ConfigError(f"{file}: has no number of layers and heads: it is not a generating model", file=str(file))
@@ -106,8 +106,8 @@ def _runtime_properties(threads: int, precision: str) -> dict[str, Any]:
     return found
 
 
-def _choose_precision(asked: str) -> str:
-    """Return the precision that the runtime computes in."""
-    if asked != "auto":
-        return asked
+def _choose_precision(requested: str) -> str:
+    """Return the requested precision; for `auto`, BF16 if the processor supports it, else FP32."""
+    if requested != "auto":
+        return requested
     return "bf16" if "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "fp32"

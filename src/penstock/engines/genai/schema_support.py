@@ -65,8 +65,8 @@ SINGLE = ("items", "additionalProperties", "propertyNames", "unevaluatedItems", 
 def unsupported_part(schema: object, document: ExclusiveSchemas | None = None) -> str:
     """Return the first part of the schema that the engine would ignore, or an empty string.
 
-    The caller has limited the schema's depth. `document`: the document of which the schema is a part; None: the schema
-    is the document.
+    The caller has limited the schema's depth. `document`: the document that contains the schema; None: the schema is a
+    whole document.
     """
     if not isinstance(schema, Mapping):
         return ""
@@ -87,10 +87,10 @@ def _find_problem(schema: Mapping[str, Any], document: ExclusiveSchemas) -> str:
     if isinstance(parts, Sequence) and len(parts) > 1:
         return f"'allOf' has {len(parts)} parts, but the engine supports one: merge them"
     alternatives = schema.get("oneOf")
-    if isinstance(alternatives, list) and (found := document.overlapping(alternatives)) is not None:
+    if isinstance(alternatives, list) and (found := document.find_overlap(alternatives)) is not None:
         first, second = (each + 1 for each in found)
         return (
-            f"alternatives {first} and {second} of 'oneOf' may match the same value, and the engine would not notice: "
+            f"alternatives {first} and {second} of 'oneOf' may match the same value, which the engine does not check: "
             "give each another 'type', or a required property with another 'const', or use 'anyOf'"
         )
     for name in EXCLUSIVE:

@@ -1,4 +1,4 @@
-"""Converts a choice's tokens to text: sends whole characters only, and holds back the start of a stop string."""
+"""Converts the tokens of an answer to text: returns whole characters only, and withholds parts of a stop string."""
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ class TokenText(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """The bytes of each token, for tokenizers that decode a token to the same bytes in any context."""
+    """The bytes of each token, for tokenizers that decode each token independently of its neighbours."""
 
     bytes_of: Mapping[int, bytes]
     errors: str = "ignore"  # the decoder's mode for invalid bytes: ignore or replace
@@ -44,42 +44,42 @@ class WindowText:
 
     decode: Callable[[Sequence[int]], str]
     window: list[int] = field(default_factory=list)
-    seen: str = ""  # the part of the window's text that was already returned
+    returned: str = ""  # the part of the window's text that was already returned
 
     def add(self, ids: Sequence[int], is_last: bool) -> str:
         self.window += ids
         text = self.decode(self.window)
-        new = text[len(self.seen) :]
+        new = text[len(self.returned) :]
         if not is_last and _is_unfinished(new):
             return ""
-        self.seen = text
+        self.returned = text
         if len(self.window) > WINDOW_TOKENS:
             self.window = self.window[-KEPT_TOKENS:]
-            self.seen = self.decode(self.window)
+            self.returned = self.decode(self.window)
         return new
 
 
 @dataclass(slots=True)
 class StopText:
-    """Ends a text at a stop string, and holds back text that may be the start of a stop string."""
+    """Ends a text at a stop string, and withholds text that may be the start of a stop string."""
 
     stops: tuple[str, ...] = ()
     has_stop: bool = False  # whether the text includes the stop string
-    held: str = ""
+    withheld: str = ""
 
     def add(self, new: str, is_last: bool) -> tuple[str, bool]:
         """Return the text that may be sent now, and whether a stop string was found."""
         if not self.stops:
             return new, False
-        self.held += new
-        found = [(at, stop) for stop in self.stops if (at := self.held.find(stop)) >= 0]
+        self.withheld += new
+        found = [(at, stop) for stop in self.stops if (at := self.withheld.find(stop)) >= 0]
         if found:
             at, stop = min(found, key=lambda each: (each[0], -len(each[1])))
-            text = self.held[: at + len(stop) if self.has_stop else at]
-            self.held = ""
+            text = self.withheld[: at + len(stop) if self.has_stop else at]
+            self.withheld = ""
             return text, True
-        end = len(self.held) - (0 if is_last else _stop_start_length(self.held, self.stops))
-        text, self.held = self.held[:end], self.held[end:]
+        end = len(self.withheld) - (0 if is_last else _find_partial_stop(self.withheld, self.stops))
+        text, self.withheld = self.withheld[:end], self.withheld[end:]
         return text, False
 
 
@@ -104,8 +104,8 @@ def _is_unfinished(text: str) -> bool:
     return 0 < ends < MAX_BYTES_OF_A_CHARACTER
 
 
-def _stop_start_length(text: str, stops: Sequence[str]) -> int:
-    """Return the length of the longest end of the text with which a stop string starts."""
+def _find_partial_stop(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the text's longest suffix that is the start of a stop string."""
     longest = 0
     for stop in stops:
         for size in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -32,16 +32,16 @@ class Allowance:
 
     per_s: float
     burst: int
-    left: float
-    at: float = 0.0
+    remaining: float
+    refilled_at: float = 0.0
 
     def refill(self, now: float) -> int:
-        self.left = min(self.burst, self.left + (now - self.at) * self.per_s)
-        self.at = now
-        return int(self.left)
+        self.remaining = min(self.burst, self.remaining + (now - self.refilled_at) * self.per_s)
+        self.refilled_at = now
+        return int(self.remaining)
 
     def spend(self, lines: int) -> None:
-        self.left -= lines
+        self.remaining -= lines
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Prepares a model's process: takes over descriptors, and makes sure that the process ends with its engine."""
+"""Prepares a model's process: takes over file descriptors, and makes sure that the process ends with its engine."""
 
 import ctypes
 import faulthandler
@@ -12,7 +12,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def take_over_descriptors() -> list[int]:
-    """Return the descriptors that the engine passed to this process, and do not pass them to child processes."""
+    """Return the file descriptors that the engine passed to this process; child processes do not inherit them."""
     *fds, parent = (int(word) for word in sys.argv[1:])
     _end_with_parent(parent)
     del sys.argv[1:]
@@ -26,7 +26,7 @@ def take_over_descriptors() -> list[int]:
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process when its engine ends; ignore Ctrl-C, which would end this process first."""
+    """Make Linux end this process when its engine ends, and ignore Ctrl-C, which would end this process earlier."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -18,11 +18,11 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 @dataclass(frozen=True, slots=True)
 class Ending:
     code: int
-    was_its_own: bool  # the process was not killed
-    words: str  # the last lines that it wrote to stderr
+    has_exited_by_itself: bool  # False: the process was killed
+    last_lines: str  # the last lines that it wrote to stderr
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         if self.code >= 0:
             return f"exit code {self.code}"
         try:
@@ -33,7 +33,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """The command of an instance's processes, and the labels of their logs."""
+    """The module that an instance's process runs, and the labels of the process's logs."""
 
     module: str  # its arguments are the numbers of the descriptors and the engine's process id
     model: str
@@ -82,14 +82,14 @@ class HostedProcess:
 
     def wait_end(self, is_hanging: bool = False) -> Ending:
         """Wait for the process to end, and return how it ended; kill the process if it hangs or after `GRACE_S`."""
-        was_its_own = not is_hanging and self.has_ended_within(GRACE_S)
-        if not was_its_own:
+        has_exited_by_itself = not is_hanging and self.has_ended_within(GRACE_S)
+        if not has_exited_by_itself:
             self.abort()
         self._kill_all()
-        return Ending(self._popen.wait(), was_its_own, self._output.read_last_lines(GRACE_S))
+        return Ending(self._popen.wait(), has_exited_by_itself, self._output.read_last_lines(GRACE_S))
 
     def close(self) -> None:
-        """Close the process's descriptor. Call this method after the process has ended."""
+        """Close the process's file descriptor. Call this method after the process has ended."""
         os.close(self.pidfd)
 
     def _kill_all(self) -> None:

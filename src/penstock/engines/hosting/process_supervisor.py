@@ -21,7 +21,7 @@ now = time.monotonic
 
 
 class SupervisedProcess(Protocol):
-    """The methods of a process that its supervisor calls. The supervisor's thread starts it and waits for its end."""
+    """The methods that the supervisor calls on a process. The supervisor's thread starts it and waits for its end."""
 
     end: str  # how the process ended; empty while it runs
     pid: int
@@ -35,7 +35,7 @@ class SupervisedProcess(Protocol):
     def memory_mib(self) -> int: ...
 
     def stop(self) -> None:
-        """Request that the process ends; kill the process and its children if it cannot read the request."""
+        """Ask the process to end; if it cannot read this message now, kill the process and its children."""
         ...
 
     def kill(self) -> None: ...
@@ -51,8 +51,8 @@ P = TypeVar("P", bound=SupervisedProcess)
 class ProcessSupervisor(Generic[P]):
     """Starts processes in a thread of its own, because a process ends together with the thread that started it."""
 
-    def __init__(self, make: Callable[[], P], labels: Mapping[str, str | int], load_s: float) -> None:
-        self._make = make
+    def __init__(self, create: Callable[[], P], labels: Mapping[str, str | int], load_s: float) -> None:
+        self._create = create
         self._labels = labels
         self._load_s = load_s
         self._changed = threading.Condition()
@@ -73,7 +73,7 @@ class ProcessSupervisor(Generic[P]):
         self._thread.start()
 
     def wait_loaded(self, deadline: float) -> str:
-        """Wait until the first process has loaded the model; return the problem, or an empty text."""
+        """Wait until the first process has loaded the model; return an empty text, or why the load failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._process or self._problem, max(0.0, deadline - now()))
             if self._process is None:
@@ -81,7 +81,7 @@ class ProcessSupervisor(Generic[P]):
             return ""
 
     def process(self) -> P:
-        """Return a process that has loaded the model; wait for a short time while a process restarts."""
+        """Return a process that has loaded the model; wait up to RESTART_WAIT_S while the process restarts."""
         process = self._process
         if process is not None and not process.end:
             return process
@@ -114,7 +114,7 @@ class ProcessSupervisor(Generic[P]):
             process.stop()
 
     def end(self, deadline: float) -> None:
-        """Return when the process has ended; kill the process at the deadline. Call this after `request_stop`."""
+        """Wait until the process has ended; kill the process at the deadline. Call `request_stop` first."""
         if self._thread.ident is None:  # never started
             return
         self._thread.join(max(0.0, deadline - now()))
@@ -149,7 +149,7 @@ class ProcessSupervisor(Generic[P]):
     def _run_process(self) -> tuple[bool, str]:
         """Start a process and wait for its end; return whether it loaded the model, and how it ended."""
         try:
-            process = self._make()
+            process = self._create()
         except (OSError, RuntimeError) as error:  # memory, file descriptors or threads are used up
             return False, f"the model's process cannot be started: {error}"
         try:

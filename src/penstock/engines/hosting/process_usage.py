@@ -8,36 +8,36 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_CHEAP = ("RssAnon", "RssShmem", "VmSwap")
-_EXACT = ("Pss_Anon", "Pss_Shmem", "SwapPss")
+_ROUGH_FIELDS = ("RssAnon", "RssShmem", "VmSwap")
+_EXACT_FIELDS = ("Pss_Anon", "Pss_Shmem", "SwapPss")
 
 
-def used_bytes(pid: int, not_its_own: int, exact_above: int) -> int:
+def used_bytes(pid: int, excluded_bytes: int, exact_above: int) -> int:
     """Return the memory of a process and its descendants.
 
-    `not_its_own`: shared memory that is counted elsewhere. `exact_above`: pages that processes share since a fork are
-    counted only once if the total is above this number; that is slow, so a smaller total may be too high.
+    `excluded_bytes`: shared memory that is counted elsewhere. `exact_above`: if the estimate exceeds this number, count
+    the pages that forked processes share only once; this is slow, so a smaller estimate may be too high.
     """
-    family = [pid, *descendants(pid)]
-    total = _total_bytes([_read_rough_use(each) for each in family], not_its_own)
+    family = [pid, *list_descendants(pid)]
+    total = _total_bytes([_read_rough_use(each) for each in family], excluded_bytes)
     if total <= exact_above or len(family) == 1:
         return total
     # A process that has ended uses nothing. If the exact use may not be read, the rough figure counts.
-    exact = [_read_fields(f"/proc/{each}/smaps_rollup", _EXACT) or _read_rough_use(each) for each in family]
-    return min(total, _total_bytes(exact, not_its_own))
+    exact = [_read_fields(f"/proc/{each}/smaps_rollup", _EXACT_FIELDS) or _read_rough_use(each) for each in family]
+    return min(total, _total_bytes(exact, excluded_bytes))
 
 
-class ChildrenUse(NamedTuple):
+class DescendantUse(NamedTuple):
     pids: list[int]
     memory_bytes: int  # without memory that they share with each other or with the parent
     cpu_s: float
 
 
-def children_use(pid: int) -> ChildrenUse:
-    """Return the use of all descendants of a process."""
-    pids = list(descendants(pid))
+def measure_descendants(pid: int) -> DescendantUse:
+    """Return the memory and CPU time of all processes that a process started, directly or indirectly."""
+    pids = list(list_descendants(pid))
     memory = [_read_fields(f"/proc/{each}/status", ("RssAnon",)).get("RssAnon", 0) for each in pids]
-    return ChildrenUse(pids, sum(memory), sum(map(_read_cpu_s, pids)))
+    return DescendantUse(pids, sum(memory), sum(map(_read_cpu_s, pids)))
 
 
 def _read_cpu_s(pid: int) -> float:
@@ -49,28 +49,28 @@ def _read_cpu_s(pid: int) -> float:
     return sum(map(int, fields[11:13])) / _TICKS  # in user mode and in the kernel
 
 
-def descendants(pid: int) -> Iterator[int]:
+def list_descendants(pid: int) -> Iterator[int]:
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 children = [int(word) for word in file.read().split()]
             for child in children:
                 yield child
-                yield from descendants(child)
+                yield from list_descendants(child)
     except OSError:  # the process has ended, or the kernel does not list children
         pass
 
 
 def _read_rough_use(pid: int) -> dict[str, int]:
-    return _read_fields(f"/proc/{pid}/status", _CHEAP)
+    return _read_fields(f"/proc/{pid}/status", _ROUGH_FIELDS)
 
 
-def _total_bytes(measured: list[dict[str, int]], not_its_own: int) -> int:
+def _total_bytes(measured: list[dict[str, int]], excluded_bytes: int) -> int:
     private = shared = 0
     for found in measured:
         shared += sum(size for name, size in found.items() if name.endswith("Shmem"))
         private += sum(size for name, size in found.items() if not name.endswith("Shmem"))
-    return private + max(0, shared - not_its_own)
+    return private + max(0, shared - excluded_bytes)
 
 
 def _read_fields(file: str, names: tuple[str, ...]) -> dict[str, int]:

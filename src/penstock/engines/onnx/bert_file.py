@@ -24,7 +24,7 @@ def find_minilm_weights() -> Path:
 def convert(source: Path, target: Path) -> None:
     """Write model.onnx, tokenizer.json and, for a classifier, labels.txt into `target`.
 
-    Equal sources give equal bytes.
+    The same source always gives the same bytes.
     """
     checkpoint = Checkpoint.read(source)
     tokenizer = checkpoint.find_tokenizer()

@@ -31,9 +31,9 @@ class _NetworkBuilder:
         # Constants that every layer shares, such as shapes and axes.
         self.shared: dict[tuple[object, ...], str] = {}
 
-    def add_op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        output = output or f"{kind}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
+    def add_op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        output = output or f"{op_type}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
         return output
 
     def add_weight(self, array: Array) -> str:
@@ -63,7 +63,7 @@ class _BertLayers:
         self.network = _NetworkBuilder()
 
     def embed_tokens(self, ids: str, types: str = "") -> str:
-        """Add the embeddings. Without `types`, the type of every token is 0."""
+        """Add the embeddings of tokens, positions and token types. Without `types`, every token has type 0."""
         network, weights, hidden = self.network, self._weights, self._config.hidden
         words = weights.get("embeddings.word_embeddings.weight", -1, hidden)
         positions = weights.get("embeddings.position_embeddings.weight", -1, hidden)
@@ -85,7 +85,7 @@ class _BertLayers:
         return x
 
     def score_bias(self, mask: str) -> str:
-        """Add the bias [batch, 1, 1, tokens] of scores: 0 for a token, MASKED_SCORE for padding."""
+        """Add the bias [batch, 1, 1, tokens] of attention scores: 0 for a token, MASKED_SCORE for padding."""
         network = self.network
         real = network.add_op(
             "Cast", network.add_op("Unsqueeze", mask, network.add_integers(1, 2)), to=TensorProto.FLOAT
@@ -118,7 +118,7 @@ class _BertLayers:
         return network.add_op("Div", mean, norm, output=output)
 
     def classify(self, x: str, classes: int, output: str) -> str:
-        """Add the classification, which uses only the first token's vector."""
+        """Add the classifier, which reads only the first token's vector."""
         network = self.network
         first = network.add_op(
             "Squeeze", network.add_op("Gather", x, network.add_integers(0), axis=1), network.add_integers(1)
@@ -164,7 +164,7 @@ class _BertLayers:
 
 
 def build_encoder(config: BertConfig, weights: Weights) -> onnx.ModelProto:
-    """Build an encoder from texts to vectors of length 1. The type of every token is 0."""
+    """Build a network that encodes texts as vectors of length 1."""
     bert = _BertLayers(config, weights)
     output = "sentence_embedding"
     bert.pool(bert.encode(bert.embed_tokens(IDS)), MASK, output)

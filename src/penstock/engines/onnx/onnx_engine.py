@@ -35,7 +35,7 @@ PROVIDERS = {"cuda": "CUDAExecutionProvider", "mps": "CoreMLExecutionProvider", 
 # The CPU's fused kernel of Add and LayerNormalization takes several times as long as separate kernels, which is a fifth
 # of a text encoder's time in INT8.
 _SLOWER_ON_CPU = ["SkipLayerNormFusion"]
-OWN_BYTES = 1024**3  # limit for all copies of the weights; above it, instances share one copy
+MAX_COPIED_BYTES = 1024**3  # limit for all copies of the weights; above it, instances share one copy
 _ADVICE = {
     # Both packages contain the same files, so the package that is installed last is used.
     "cuda": "it needs an NVIDIA GPU with its driver, and the package onnxruntime-gpu, installed after onnxruntime: "
@@ -43,11 +43,11 @@ _ADVICE = {
     "mps": "it needs an Apple GPU and ONNX Runtime's package for macOS: pip install onnxruntime",
 }
 log = structlog.get_logger()
-KEPT = 64  # number of input shapes whose memory is kept
+MAX_INPUT_BUFFERS = 64  # number of input shapes whose memory is kept
 
 
 class DeviceBinding:
-    """Runs one instance on a GPU with its own input buffers, in one thread at a time. The session allocates outputs."""
+    """Runs one instance on a GPU with input buffers of its own. One thread at a time may use this object."""
 
     def __init__(self, session: Any, device: str, index: int) -> None:
         self._session = session
@@ -55,7 +55,7 @@ class DeviceBinding:
         self._index = index
         self._get_binding = session.io_binding()
         self._outputs = [value.name for value in session.get_outputs()]
-        self._kept: OrderedDict[tuple[str, tuple[int, ...], str], Any] = OrderedDict()
+        self._input_buffers: OrderedDict[tuple[str, tuple[int, ...], str], Any] = OrderedDict()
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         binding = self._get_binding
@@ -72,14 +72,14 @@ class DeviceBinding:
     def _copy_to_device(self, name: str, array: Array) -> Any:
         """Copy the array to the device; reuse the memory of an earlier array of the same name, shape and type."""
         key = (name, array.shape, array.dtype.str)
-        value = self._kept.pop(key, None)
+        value = self._input_buffers.pop(key, None)
         if value is None:
             shape = list(array.shape)
             value = ort.OrtValue.ortvalue_from_shape_and_type(shape, array.dtype.type, self._device, self._index)
         value.update_inplace(np.ascontiguousarray(array))
-        self._kept[key] = value
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        self._input_buffers[key] = value
+        if len(self._input_buffers) > MAX_INPUT_BUFFERS:
+            self._input_buffers.popitem(last=False)
         return value
 
 
@@ -140,7 +140,9 @@ class OnnxEngine:
         # A session with one thread runs in its caller's thread, so instances could share a session and its weights, as
         # they do on a GPU. But weights of its own stay in the caches of the instance's core, which saves a thirtieth
         # of a text encoder's time.
-        has_own = kind == "cpu" and (self._spec.threads > 1 or (has_rows and self._total_weight_bytes() <= OWN_BYTES))
+        has_own = kind == "cpu" and (
+            self._spec.threads > 1 or (has_rows and self._total_weight_bytes() <= MAX_COPIED_BYTES)
+        )
         count = self._spec.instances if has_own else 1
         providers = [CPU] if kind == "cpu" else [(provider, _provider_options(kind, index)), CPU]
         options = _session_options(self._spec.threads)
@@ -181,7 +183,7 @@ class OnnxEngine:
         return sessions
 
     def _total_weight_bytes(self) -> int:
-        """Return the total size of the weights if each instance has a copy of them."""
+        """Return the total size of the weights if each instance has its own copy."""
         return self._spec.instances * sum(file.stat().st_size for file in weight_files(self._spec.file))
 
     def warm_up(self, inputs: Mapping[str, Array]) -> None:
@@ -231,8 +233,8 @@ def _session_options(threads: int) -> Any:
     return options
 
 
-def _provider_options(kind: str, index: str) -> dict[str, str]:
-    if kind == "mps":
+def _provider_options(device_kind: str, index: str) -> dict[str, str]:
+    if device_kind == "mps":
         return {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUAndGPU"}
     # TF32 has only FP16's mantissa, so a file in fp32 must not use it. The heuristic search avoids trying all of
     # cuDNN's algorithms for each new shape.
@@ -304,6 +306,6 @@ def _to_spec(value: Any, file: Path) -> TensorSpec:
 
 
 def _error_end(error: Exception) -> str:
-    """Return the end of an error text, because a provider's error begins with C++ code and ends with the reason."""
+    """Return the end of an error text: errors of CUDA and Core ML begin with C++ code and end with the reason."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"…{text[-199:]}"

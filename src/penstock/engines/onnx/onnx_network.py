@@ -33,7 +33,8 @@ _INT8_OPS = (
     "QAttention",
 )
 _BRANCHING_OPS = ("Loop", "If", "Scan")
-TORN, NO_NETWORK, NO_DATA, SHORT_DATA = "torn", "no_network", "no_data", "short_data"  # kinds of faults
+# Kinds of faults in a file.
+TORN, NO_NETWORK, NO_DATA, SHORT_DATA = "torn", "no_network", "no_data", "short_data"
 
 
 def read_network(file: Path) -> onnx.ModelProto:
@@ -58,12 +59,12 @@ def examine_onnx(file: Path) -> Iterator[tuple[str, str]]:
             yield NO_NETWORK, f"{file} is not an ONNX file"
         return
     if not model.ir_version or not model.graph.ListFields():
-        yield NO_NETWORK, f"{file} is not an ONNX file, or holds no network"
+        yield NO_NETWORK, f"{file} is not an ONNX file, or contains no network"
         return
     for name, size_bytes in data_files(model).items():
         data = file.parent / name
         if not data.is_file():
-            yield NO_DATA, f"{file} keeps weights in '{name}', which is not beside it"
+            yield NO_DATA, f"{file} stores weights in '{name}', which is missing from its folder"
         elif (found := data.stat().st_size) < size_bytes:
             yield SHORT_DATA, f"{data} has {found:,} bytes, but {file.name} needs {size_bytes:,}"
 

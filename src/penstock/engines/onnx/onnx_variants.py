@@ -18,14 +18,17 @@ MOST_BYTES = 2**31 - 2**20  # protobuf's limit for a file, minus room for the ne
 
 
 def convert(source: Path, target: Path, precision: str) -> None:
-    """Write `target`, completely or not at all. Inputs and outputs keep their types; no calibration data is needed."""
+    """Write the model in `precision` to `target`, completely or not at all. No calibration data is needed.
+
+    The types of inputs and outputs do not change.
+    """
     with converting_to(source, target, precision) as partial:
         _CONVERSIONS[precision](source, partial)
 
 
 @contextmanager
 def converting_to(source: Path, target: Path, precision: str) -> Iterator[Path]:
-    """Like `move_when_done`, but convert any exception in the block to ConfigError."""
+    """Yield a temporary path for the converted file, and then move it to `target`; raise ConfigError on any failure."""
     try:
         with move_when_done(target) as partial:
             yield partial
@@ -38,7 +41,7 @@ def converting_to(source: Path, target: Path, precision: str) -> Iterator[Path]:
 
 @contextmanager
 def move_when_done(target: Path) -> Iterator[Path]:
-    """Yield a path to write to; afterwards, move the written file and the files beside it to `target`'s folder."""
+    """Yield a path in a temporary folder, and then move all files of this folder to the folder of `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".partial-", dir=target.parent) as folder:
         # The file name must be that of `target`, because a network refers to its weights file by name.
@@ -61,14 +64,14 @@ def weight_files(file: Path) -> list[Path]:
     return found
 
 
-def weighted_nodes(file: Path) -> list[str]:
-    """Return the first output of each operation that would be faster in INT8."""
+def find_weighted_nodes(file: Path) -> list[str]:
+    """Return the name of the first output of each operation that would be faster with INT8 weights."""
     network = read_network(file).graph
     weights = {tensor.name for tensor in network.initializer}
-    return [node.output[0] for node in network.node if is_weighted(node, weights)]
+    return [node.output[0] for node in network.node if has_weight_input(node, weights)]
 
 
-def is_weighted(node: Any, initializers: set[str]) -> bool:
+def has_weight_input(node: Any, initializers: set[str]) -> bool:
     return node.op_type in WEIGHTED_OPS and any(name in initializers for name in node.input[:2])
 
 
@@ -78,7 +81,7 @@ def is_large(file: Path) -> bool:
 
 @contextmanager
 def silence_quantizer() -> Iterator[None]:
-    """Silence the quantizer's advice to infer shapes first, because callers do that if it helps."""
+    """Hide ONNX Runtime's log messages that advise to infer shapes first; callers do so if it helps."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

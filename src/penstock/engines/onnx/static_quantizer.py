@@ -10,13 +10,13 @@ import numpy as np
 
 from penstock.core.tensors import Array
 from penstock.engines.onnx.onnx_network import read_network
-from penstock.engines.onnx.onnx_variants import converting_to, is_large, is_weighted, silence_quantizer
+from penstock.engines.onnx.onnx_variants import converting_to, has_weight_input, is_large, silence_quantizer
 
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}  # as ONNX Runtime names them
 TEXT_OPS = ["MatMul", "Gemm", "Gather"]  # for networks without convolutions: all other operations stay in floats
 GPU_OPS = ["MatMul", "Gemm", "Conv"]  # TensorRT fuses the operations between these
 LEVELS = 255  # of a byte, besides zero
-TRIED = 12  # number of samples on which nodes are compared
+TRIED_SAMPLES = 12  # number of samples on which nodes are compared
 
 
 class StaticQuantizer:
@@ -39,10 +39,10 @@ class StaticQuantizer:
         has_convolutions = any(node.op_type == "Conv" for node in network.node)
         ops = GPU_OPS if is_for_gpu else TEXT_OPS
         self._ops = None if has_convolutions and not is_for_gpu else ops
-        self._unweighted = [node.name for node in products if not is_weighted(node, weights)] if self._ops else []
+        self._unweighted = [node.name for node in products if not has_weight_input(node, weights)] if self._ops else []
 
     def write(self, target: Path, method: str, excluded: Sequence[str] = ()) -> None:
-        """Write the network with QuantizeLinear and DequantizeLinear nodes; `excluded` nodes stay in floats."""
+        """Write the network with QuantizeLinear and DequantizeLinear nodes; `excluded` nodes stay in floating point."""
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
         with (
@@ -74,25 +74,25 @@ class StaticQuantizer:
             )
 
     def rank_by_sensitivity(self) -> list[str]:
-        """Return the nodes with weights; those whose quantized input changes the network's output most come first.
+        """Return the nodes with weights, those first whose quantized input changes the network's output most.
 
-        All nodes are tried with one network, in which the input of each node can be quantized separately.
+        One network with a switch per node is used for all nodes: a switch quantizes the input of its node.
         """
         import onnx
 
         model = onnx.load(self._prepared)
         weights = {tensor.name for tensor in model.graph.initializer}
-        inputs = {node.name: node.input[0] for node in model.graph.node if is_weighted(node, weights)}
+        inputs = {node.name: node.input[0] for node in model.graph.node if has_weight_input(node, weights)}
         given = {value.name for value in model.graph.input} | weights
         watched = sorted(set(inputs.values()) - given)
         answers = [value.name for value in model.graph.output]
-        samples = self._calibration[:: -(-len(self._calibration) // TRIED)]
+        samples = self._calibration[:: -(-len(self._calibration) // TRIED_SAMPLES)]
         ranges = self._measure_ranges(onnx.load(self._prepared), watched, samples)
         session = self._open_session(add_switches(model, ranges))
         expected = [_run_network(session, sample, ranges, answers) for sample in samples]
         lost = {}
         for name in ranges:
-            found = [_run_network(session, sample, ranges, answers, on=name) for sample in samples]
+            found = [_run_network(session, sample, ranges, answers, switched_on=name) for sample in samples]
             lost[name] = float(
                 np.mean([_relative_error(one, other) for one, other in zip(expected, found, strict=True)])
             )
@@ -125,7 +125,7 @@ class StaticQuantizer:
         return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
     def _preprocess(self) -> Path:
-        """Infer shapes and fold constants; return the source itself if that fails."""
+        """Return a copy of the file with inferred shapes and folded constants, or the file itself if that fails."""
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         target = self._folder / "prepared.onnx"
@@ -151,7 +151,7 @@ def _name_nodes(file: Path) -> None:
 
 
 def add_switches(model: Any, ranges: Mapping[str, tuple[float, float]]) -> Any:
-    """Add an input `switch:<tensor>` per range, which selects whether weighted nodes get the tensor quantized."""
+    """Add an input `switch:<tensor>` per range, which selects whether nodes with weights read the tensor quantized."""
     from onnx import TensorProto, helper
 
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -159,7 +159,7 @@ def add_switches(model: Any, ranges: Mapping[str, tuple[float, float]]) -> Any:
     done: set[str] = set()
     for node in model.graph.node:
         name = node.input[0] if node.input else ""
-        if is_weighted(node, weights) and name in ranges:
+        if has_weight_input(node, weights) and name in ranges:
             if name not in done:
                 nodes += _make_switch(name, *ranges[name])
                 done.add(name)
@@ -191,15 +191,15 @@ def _make_switch(name: str, low: float, high: float) -> list[Any]:
 
 
 def _run_network(
-    session: Any, sample: Mapping[str, Array], switches: Iterable[str], answers: Sequence[str], on: str = ""
+    session: Any, sample: Mapping[str, Array], switches: Iterable[str], outputs: Sequence[str], switched_on: str = ""
 ) -> Array:
-    inputs = {**sample, **{f"switch:{name}": np.array(name == on) for name in switches}}
-    found = [array.ravel() for array in session.run(answers, inputs) if array.dtype.kind == "f"]
+    inputs = {**sample, **{f"switch:{name}": np.array(name == switched_on) for name in switches}}
+    found = [array.ravel() for array in session.run(outputs, inputs) if array.dtype.kind == "f"]
     return np.concatenate(found).astype(np.float64)
 
 
-def _relative_error(expected: Array, found: Array) -> float:
-    return float(np.linalg.norm(expected - found) / max(float(np.linalg.norm(expected)), 1e-12))
+def _relative_error(expected: Array, actual: Array) -> float:
+    return float(np.linalg.norm(expected - actual) / max(float(np.linalg.norm(expected)), 1e-12))
 
 
 def _make_reader(samples: Sequence[Mapping[str, Array]]) -> Any:

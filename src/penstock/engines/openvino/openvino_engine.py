@@ -15,7 +15,7 @@ from penstock.engines.engine_protocols import EngineSpec
 _TYPES = {ov.Type(dtype): datatype for datatype, dtype in NUMPY_TYPES.items() if datatype != "BF16"}
 _TYPES[ov.Type.bf16] = "BF16"
 _BF16 = NUMPY_TYPES["BF16"]
-_COSTLY = ("FullyConnected", "MatMul", "Convolution")
+_COSTLY_OPS = ("FullyConnected", "MatMul", "Convolution")
 _PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 
 
@@ -84,9 +84,9 @@ class OpenVinoEngine:
 
 
 def _measure_precision(compiled: Any) -> str:
-    """Return the precision of most costly operations, which may differ from the hint's and the file's precision."""
+    """Return the precision in which most costly operations run; it may differ from the requested and the file's."""
     facts = [op.get_rt_info() for op in compiled.get_runtime_model().get_ops()]
-    costly = [fact["runtimePrecision"].astype(str) for fact in facts if fact["layerType"].astype(str) in _COSTLY]
+    costly = [fact["runtimePrecision"].astype(str) for fact in facts if fact["layerType"].astype(str) in _COSTLY_OPS]
     found = Counter(_PRECISIONS.get(name, name) for name in costly)
     return max(found, key=found.__getitem__) if found else ""
 

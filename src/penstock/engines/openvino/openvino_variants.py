@@ -30,7 +30,7 @@ def is_available() -> bool:
 
 
 def write_int8(source: Path, target: Path, calibration: Sequence[Mapping[str, Array]], is_text: bool) -> None:
-    """Write an .xml file, and a .bin file with its weights. `is_text`: the network is a transformer."""
+    """Quantize to an INT8 .xml file, and a .bin file with its weights. `is_text`: the network is a transformer."""
     if not is_available():
         raise ConfigError(ADVICE)
     with converting_to(source, target, "int8") as partial, TemporaryDirectory() as folder:
@@ -68,8 +68,8 @@ def write_fp16(source: Path, target: Path) -> None:
         openvino.save_model(openvino.Core().read_model(str(source)), str(partial), compress_to_fp16=True)
 
 
-def _quantize(source: str, target: str, samples: str, kind: str) -> str:
-    """Quantize the network; return why it failed, or an empty text."""
+def _quantize(source: str, target: str, samples: str, network_kind: str) -> str:
+    """Quantize the network; return an empty text, or why the quantization failed."""
     import nncf
     import openvino
 
@@ -83,7 +83,7 @@ def _quantize(source: str, target: str, samples: str, kind: str) -> str:
         nncf.Dataset(list(found.values())),
         subset_size=len(found),
         preset=nncf.QuantizationPreset.MIXED,
-        model_type=nncf.ModelType.TRANSFORMER if kind == "transformer" else None,
+        model_type=nncf.ModelType.TRANSFORMER if network_kind == "transformer" else None,
     )
     if not any(op.get_type_name() == "FakeQuantize" for op in model.get_ops()):
         return "NNCF found no operation to quantize"

@@ -18,7 +18,7 @@ _NO_MEMORY = re.compile(
 
 
 def limit_bytes(memory_mb: int | Literal["auto", "none"], instances: int) -> int | None:
-    """Return the limit of one instance's process, or None for no limit."""
+    """Return the memory limit of one instance's process, or None for no limit."""
     if memory_mb == "none":
         return None
     if memory_mb != "auto":
@@ -50,13 +50,16 @@ def set_limit(limit: int) -> tuple[int, int]:
     return most, most
 
 
-def widen_limit(to: tuple[int, int]) -> None:
-    """Add the headroom, without allocating memory, so that the process can report an error and end."""
-    resource.setrlimit(resource.RLIMIT_DATA, to)
+def widen_limit(wide_limit: tuple[int, int]) -> None:
+    """Raise the memory limit to `wide_limit`, so that the process can report an error and end.
+
+    This function allocates no memory.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, wide_limit)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the error was caused by a lack of the host's memory, but not of a GPU's."""
+    """Return whether the error was caused by a lack of main memory (not of a GPU's memory)."""
     at: BaseException | None = error
     seen: set[int] = set()
     while at is not None and id(at) not in seen:

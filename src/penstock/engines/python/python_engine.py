@@ -31,7 +31,7 @@ now = time.monotonic
 
 
 class PythonEngine:
-    """Runs each instance in a process. A session's requests all go to the same process, whatever their instance."""
+    """Runs each instance in a process. All requests of a session go to one process, because it holds their state."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PythonEngine:
         load_s: float = 300.0,
         close_s: float = 5.0,
     ) -> None:
-        """`hang_s`: a process that takes longer to answer is ended. `close_s`: time for the model's `close` method."""
+        """`hang_s`: a process that takes longer to answer is killed. `close_s`: time for the model's `close` method."""
         self._spec = spec
         self._options = options
         self._hang_s, self._load_s, self._close_s = hang_s, load_s, close_s
@@ -54,8 +54,8 @@ class PythonEngine:
         self._instances = [
             ProcessSupervisor(partial(PythonProcess, program), program.host.labels, load_s) for program in programs
         ]
-        self._homes: dict[str, PythonProcess] = {}  # the process of each session
-        self._close_by = 0.0  # 0: not closing
+        self._session_processes: dict[str, PythonProcess] = {}  # the process of each session
+        self._close_deadline = 0.0  # 0: not closing
 
     def load(self) -> Signature:
         check_requirements(self._spec.file)
@@ -103,33 +103,33 @@ class PythonEngine:
             raise
 
     def end_session(self, session_id: str, reason: str) -> None:
-        process = self._homes.pop(session_id, None)
+        process = self._session_processes.pop(session_id, None)
         if process is None or process.end:
             return
         self._call_and_log(process, "end_session", {"session_id": session_id, "reason": reason}, "end_session_failed")
 
     def probe(self, instance: int) -> str:
-        """Return the problem of the instance's process, or an empty text. The model's code is not called."""
+        """Return why the instance's process does not work, or an empty text. The model's code is not called."""
         return self._instances[instance].problem()
 
     def close(self) -> None:
-        """End the processes and running requests.
+        """Abort running requests, and end the processes.
 
-        A second call, at exit, waits only until the first call's time limit.
+        A second call, when Python exits, has the deadline of the first call.
         """
-        self._close_by = self._close_by or now() + self._close_s
+        self._close_deadline = self._close_deadline or now() + self._close_s
         for instance in self._instances:
             instance.request_stop()
         for instance in self._instances:
-            instance.end(self._close_by)
-        self._homes.clear()
+            instance.end(self._close_deadline)
+        self._session_processes.clear()
         atexit.unregister(self.close)
 
     def _process_for(self, instance: int, context: CallContext) -> PythonProcess:
         session_id = context.session_id
         if not session_id:
             return self._instances[instance].process()
-        home = self._homes.get(session_id)
+        home = self._session_processes.get(session_id)
         if home is not None and not home.end:
             return home
         if home is not None and not context.is_start:
@@ -137,11 +137,11 @@ class PythonEngine:
                 f"session '{session_id}': its state was lost when the model's process ended ({home.end}); "
                 "start a new session"
             )
-        self._homes[session_id] = process = self._instances[instance].process()
+        self._session_processes[session_id] = process = self._instances[instance].process()
         return process
 
     def _call_and_log(self, process: PythonProcess, kind: str, fields: dict[str, str], event: str) -> None:
-        """Call a process and ignore its answer; log an error as `event`."""
+        """Send a process a message and ignore its answer; log a failure under the name `event`."""
         try:
             process.call(kind, fields, self._hang_s)
         except PenstockError as error:

@@ -33,7 +33,7 @@ from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.ipc_channel import Channel, PeerGone
 from penstock.wire.ipc.ipc_messages import Message
 
-_OURS = (__file__, python_model.__file__)
+_OWN_FILES = (__file__, python_model.__file__)
 
 
 class ModelHost:
@@ -94,19 +94,19 @@ class ModelHost:
                 return self._out_of_memory_message(error)
             lacks_device = "cuda" in str(error).lower() and as_out_of_memory(error, "the GPU") is not None
             kind = DeviceOutOfMemory if lacks_device else EngineFailed
-            return _failed_message(kind.code, f"the model failed: {describe(error, _OURS)}")
+            return _failed_message(kind.code, f"the model failed: {describe(error, _OWN_FILES)}")
 
     def _out_of_memory_message(self, error: BaseException) -> Message:
         """Return an answer that reports a lack of memory; the engine ends this process after reading the answer."""
         self._widen_limit()
         reply = _failed_message(
-            EngineFailed.code, f"the model ran out of memory{self._memory_advice()}: {describe(error, _OURS)}"
+            EngineFailed.code, f"the model ran out of memory{self._memory_advice()}: {describe(error, _OWN_FILES)}"
         )
         reply.fields["is_out_of_memory"] = True
         return reply
 
     def _widen_limit(self) -> None:
-        """Allow more memory, for the answer and the log."""
+        """Raise this process's memory limit a little, so that it can still send an answer and write the log."""
         if self._wide_limit:
             widen_limit(self._wide_limit)
 

@@ -1,4 +1,4 @@
-"""Loads a model's own class from its file, and checks the model's answers; used in the model's process."""
+"""Loads a Python model's class from its file, and checks the model's answers. Runs in the model's process."""
 
 import importlib.util
 import inspect
@@ -48,7 +48,7 @@ class RequestContext:
 
 
 def load_model(file: Path, is_decoupled: bool, context: ModelContext) -> Any:
-    """Construct the model; raise EngineFailed if its class is unsuitable, or the model's own error."""
+    """Construct the model; raise EngineFailed if its class is unsuitable, or the error that its constructor raises."""
     module = _import_file(file)
     found = getattr(module, CLASS, None)
     if not isinstance(found, type):
@@ -83,15 +83,15 @@ def _accepts_arguments(function: Any, *arguments: object) -> bool:
     return True
 
 
-def iterate_answers(given: object) -> Iterator[object]:
+def iterate_answers(returned: object) -> Iterator[object]:
     """Return an iterator over the answers that a decoupled model's `infer` returned."""
-    if isinstance(given, Mapping):
-        return iter((given,))
+    if isinstance(returned, Mapping):
+        return iter((returned,))
     try:
-        return iter(cast("Iterable[object]", given))
+        return iter(cast("Iterable[object]", returned))
     except TypeError:
         raise _mismatch_error(
-            f"infer returned a {type(given).__name__}; a decoupled model yields dicts of NumPy arrays by output name"
+            f"infer returned a {type(returned).__name__}; a decoupled model yields dicts of NumPy arrays by output name"
         ) from None
 
 
@@ -110,7 +110,8 @@ def to_tensors(answer: object, specs: Sequence[TensorSpec]) -> list[Tensor]:
     size = sum(len(tensor.data) for tensor in tensors)
     if size > MAX_ANSWER_BYTES:
         raise _mismatch_error(
-            f"infer returned {size} bytes; an answer may have {MAX_ANSWER_BYTES}: split it (python.is_decoupled)"
+            f"infer returned {size} bytes; an answer may have at most {MAX_ANSWER_BYTES}: "
+            "split it (python.is_decoupled)"
         )
     return tensors
 
@@ -135,10 +136,10 @@ def _to_tensor(spec: TensorSpec, array: object) -> Tensor:
     return tensor
 
 
-def describe(error: BaseException, ours: Sequence[str]) -> str:
-    """Return an error's text and the end of its traceback, without leading frames in the files `ours`."""
+def describe(error: BaseException, own_files: Sequence[str]) -> str:
+    """Return an error's text and the end of its traceback, without the first frames that are in `own_files`."""
     at: TracebackType | None = error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_filename.startswith((*ours, "<frozen importlib")):
+    while at is not None and at.tb_frame.f_code.co_filename.startswith((*own_files, "<frozen importlib")):
         at = at.tb_next
     summary = traceback.format_exception_only(error)[-1].strip()[:MAX_SUMMARY_CHARS]
     return f"{summary}\n{cut_to_last_lines(''.join(traceback.format_exception(type(error), error, at)))}"

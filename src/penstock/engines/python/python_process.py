@@ -24,12 +24,12 @@ from penstock.wire.ipc.ipc_messages import Message
 PING_S = 2.0
 WATCH_S = 1.0  # time between two checks of the process's memory
 HOST = "penstock.engines.python.python_host"
-_DOING = {"load": "was loaded", "end_session": "ended a session", "close": "closed a stream"}
+_ACTIVITIES = {"load": "was loaded", "end_session": "ended a session", "close": "closed a stream"}
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The settings of an instance's processes."""
+    """The settings with which the process of a Python model's instance is started."""
 
     spec: EngineSpec  # its file is <model>/<version>/model.py
     options: PythonOptions
@@ -95,8 +95,8 @@ class PythonProcess:
                 problem = f"the model did not answer within {timeout_s:g} s; its process was ended{words}"
                 raise EngineFailed(shorten(problem), reason="process_ended") from None
             except PeerGone as error:
-                words = self._record_end(lost=str(error))
-                doing = _DOING.get(kind, "ran this request")
+                words = self._record_end(kill_reason=str(error))
+                doing = _ACTIVITIES.get(kind, "ran this request")
                 problem = f"the model's process ended while it {doing}: {self.end}{words}"
                 raise EngineFailed(shorten(problem), reason="process_ended") from error
             if reply.fields.get("is_out_of_memory"):
@@ -107,9 +107,9 @@ class PythonProcess:
         return reply
 
     def problem(self) -> str:
-        """Return the process's problem, or an empty text if the process answers or is running a request.
+        """Return why the process does not answer, or an empty text if it answers or is running a request.
 
-        Do not run the model's code.
+        This method does not run the model's code.
         """
         if not self._lock.acquire(blocking=False):
             return ""
@@ -127,7 +127,7 @@ class PythonProcess:
             self._lock.release()
 
     def stop(self) -> None:
-        """Request that the process ends; kill the process and its children if a request is running."""
+        """Ask the process to end; if a request is running, kill the process and its children."""
         if not self._lock.acquire(blocking=False):
             self.kill()
             return
@@ -143,9 +143,9 @@ class PythonProcess:
         self._hosted.kill()
 
     def wait_end(self) -> None:
-        """Return when the process has ended.
+        """Wait until the process has ended.
 
-        Meanwhile, check its memory, because the system limits only a part of it.
+        Meanwhile, check the process's memory, because Linux limits only a part of it (RLIMIT_DATA).
         """
         while not self._hosted.has_ended_within(WATCH_S if self._limit else None):
             used_mib = self.memory_mib()
@@ -176,18 +176,18 @@ class PythonProcess:
             if reply.fields.get("call") == number:
                 return reply
 
-    def _record_end(self, hanging: str = "", lost: str = "") -> str:
-        """Wait for the process to end, record the cause, and return the last lines of stderr.
+    def _record_end(self, hang_reason: str = "", kill_reason: str = "") -> str:
+        """Wait for the process to end, record the cause in `end`, and return the last lines of stderr.
 
-        `hanging`: if not empty, end the process, and record this cause. `lost`: the cause if the process must be
-        killed.
+        `hang_reason`: if not empty, kill the process and record this cause. `kill_reason`: the cause to record if the
+        process does not end by itself and is killed.
         """
-        ending = self._hosted.wait_end(bool(hanging))
-        lost = "" if ending.was_its_own else lost
-        self.end = self._end_reason or hanging or lost or ending.how
-        if ending.code and self._limit and not self._end_reason and mentions_no_memory(ending.words):
+        ending = self._hosted.wait_end(bool(hang_reason))
+        kill_reason = "" if ending.has_exited_by_itself else kill_reason
+        self.end = self._end_reason or hang_reason or kill_reason or ending.description
+        if ending.code and self._limit and not self._end_reason and mentions_no_memory(ending.last_lines):
             self.end += f", {_describe_limit(self._limit)}"
-        return f"\n{ending.words}" if ending.words else ""
+        return f"\n{ending.last_lines}" if ending.last_lines else ""
 
     def _end_out_of_memory(self) -> None:
         """Kill the process after it has reported a lack of memory."""

@@ -44,7 +44,7 @@ def check_requirements(model_file: Path) -> None:
 
 
 def _iterate_requirements(file: Path, within: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
-    """Yield each requirement and its file; leave out comments, hashes and pip's own options."""
+    """Yield each requirement in a file and in the files that it includes, without comments, hashes and options."""
     if file.resolve() in (each.resolve() for each in within):
         return
     for line in _read_text(file, within).replace("\\\n", " ").splitlines():
@@ -71,7 +71,7 @@ def _read_text(file: Path, within: tuple[Path, ...]) -> str:
 
 
 def _find_missing(line: str, file: Path) -> str:
-    """Return which packages the requirement lacks, or an empty text."""
+    """Return the packages that are missing for one line of requirements.txt, or an empty text."""
     if _PLACE.match(line):
         name = _package_name(line)
         return "" if not name or _installed_version(name) else line
@@ -84,31 +84,33 @@ def _find_missing(line: str, file: Path) -> str:
     return "; ".join(_missing_packages(wanted, line))
 
 
-def _package_name(place: str) -> str:
+def _package_name(location: str) -> str:
     """Return the package name in a URL, folder or file name, or an empty text if the name does not show it."""
-    parts = urlsplit(place)
+    parts = urlsplit(location)
     if named := parse_qs(parts.fragment).get("egg"):
         return named[0].split("[")[0]
     name = PurePosixPath(parts.path).name
     return name.split("-")[0] if name.endswith(".whl") else ""
 
 
-def _missing_packages(wanted: Requirement, line: str, extra: str = "", seen: frozenset[str] = frozenset()) -> list[str]:
-    """Return the missing packages; also check the requirements of the extras, which pip does not always install."""
-    if str(wanted) in seen or not _marker_applies(wanted.marker, extra):
+def _missing_packages(
+    requirement: Requirement, line: str, extra: str = "", seen: frozenset[str] = frozenset()
+) -> list[str]:
+    """Return the packages that are missing for a requirement, including those for its extras (`name[extra]`)."""
+    if str(requirement) in seen or not _marker_applies(requirement.marker, extra):
         return []
-    named = f"{wanted.name}{wanted.specifier} (for {line})" if seen else line
-    there = _installed_version(wanted.name)
-    if not there:
+    named = f"{requirement.name}{requirement.specifier} (for {line})" if seen else line
+    installed = _installed_version(requirement.name)
+    if not installed:
         return [named]
-    if not _version_fits(wanted, there):
-        return [f"{named} ({there} is installed)"]
+    if not _version_fits(requirement, installed):
+        return [f"{named} ({installed} is installed)"]
     found = []
-    for name in sorted(wanted.extras):
-        needed = (Requirement(text) for text in distribution(wanted.name).requires or ())
+    for name in sorted(requirement.extras):
+        needed = (Requirement(text) for text in distribution(requirement.name).requires or ())
         for each in needed:
             if each.marker is not None and "extra" in str(each.marker):
-                found += _missing_packages(each, line, name, seen | {str(wanted)})
+                found += _missing_packages(each, line, name, seen | {str(requirement)})
     return found
 
 
@@ -119,9 +121,9 @@ def _marker_applies(marker: Marker | None, extra: str) -> bool:
         return False
 
 
-def _version_fits(wanted: Requirement, there: str) -> bool:
+def _version_fits(requirement: Requirement, installed: str) -> bool:
     try:
-        return wanted.specifier.contains(there, prereleases=True)
+        return requirement.specifier.contains(installed, prereleases=True)
     except InvalidVersion:  # the version cannot be compared
         return False
 

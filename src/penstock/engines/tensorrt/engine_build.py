@@ -1,4 +1,4 @@
-"""Builds a TensorRT engine from an ONNX file, for the sizes in its profiles. TensorRT-RTX builds without a GPU."""
+"""Builds a TensorRT engine from an ONNX file, for the input sizes in its profiles. TensorRT-RTX needs no GPU."""
 
 import hashlib
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ class EnginePlan:
     device: str  # the GPU and its compute capability, or the capabilities, for which the engine is built
 
     def facts(self) -> Facts:
-        """Return the properties that identify the engine in the cache, as JSON."""
+        """Return all properties on which the built engine depends, as JSON; they are its key in the engine cache."""
         return {
             "format": FORMAT,
-            "model": digest_of(self.file),
+            "model": compute_digest(self.file),
             "device": self.device,
             "library": self.library.name,
             "library_version": self.library.version,
@@ -54,7 +54,10 @@ class EnginePlan:
 def plan_engine(
     file: Path, limits: ShapeLimits, options: TensorRtOptions, library: TensorRtLibrary, gpu: str = ""
 ) -> EnginePlan:
-    """Return an engine's plan; raise ConfigError if the file or an option is unsuitable. Only TensorRT needs `gpu`."""
+    """Return the plan of an engine; raise ConfigError if the file or an option is unsuitable.
+
+    `gpu` is needed for TensorRT, but not for TensorRT-RTX.
+    """
     if file.suffix != ".onnx":
         raise ConfigError(f"{file}: engine: tensorrt reads only ONNX: use an .onnx file", file=str(file))
     inputs, outputs = read_tensors(file)
@@ -75,7 +78,7 @@ def plan_engine(
     return EnginePlan(file, inputs, outputs, read_precision(file, inputs), profiles, options, library, device)
 
 
-def digest_of(file: Path) -> str:
+def compute_digest(file: Path) -> str:
     """Return a digest of the file and of the separate files with its weights."""
     total = hashlib.sha256()
     for each in weight_files(file):
@@ -106,7 +109,7 @@ def build_engine_file(plan: EnginePlan) -> bytes:
 
 
 def _network_flags(trt: Any) -> int:
-    """Return the flag to compute in the file's types; 0 for later versions, which always do so."""
+    """Return TensorRT's flag for computing in the file's types, or 0 for newer versions, which always do so."""
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     return 0 if flag is None else 1 << int(flag)
 
@@ -141,7 +144,7 @@ def _target_capabilities(trt: Any, device: str) -> list[Any]:
     return [known[each] for each in wanted]
 
 
-def capabilities_of(library: TensorRtLibrary) -> tuple[str, ...]:
+def list_capabilities(library: TensorRtLibrary) -> tuple[str, ...]:
     return tuple(f"{number // 10}.{number % 10}" for number, _ in _known_capabilities(library.module))
 
 
@@ -159,10 +162,10 @@ def _parser_errors(parser: Any) -> str:
     return "; ".join(f"node {error.node()} ({error.node_operator()}): {error.desc()}" for error in found[:3])
 
 
-def _build_error(plan: EnginePlan, what: str, why: str) -> ConfigError:
-    reason = why or plan.library.first_errors() or "it gave no reason"
+def _build_error(plan: EnginePlan, failure: str, cause: str) -> ConfigError:
+    reason = cause or plan.library.first_errors() or "it gave no reason"
     if plan.precision == "int8":
         reason += "; TensorRT needs INT8 files made by 'penstock model quantize --method tensorrt'"
     return ConfigError(
-        f"{plan.file}: {plan.library.title} {what}: {reason}", reason="engine_not_built", file=str(plan.file)
+        f"{plan.file}: {plan.library.title} {failure}: {reason}", reason="engine_not_built", file=str(plan.file)
     )

@@ -1,4 +1,4 @@
-"""Keeps built engines on disk by their properties, verifies engines when reading, removes the least recently used.
+"""Stores built TensorRT engines on disk, verifies their checksums, and removes the least recently used engines.
 
 `<key>.engine` contains a line of JSON with the engine's properties and SHA-256, followed by the engine's bytes. A
 process that builds an engine locks `<key>.lock`, so that other processes wait for the engine.
@@ -42,14 +42,14 @@ class BuiltEngine:
 
 
 class EngineCache:
-    """Keeps engines on disk. A kept engine is used only if all its properties (`facts`) are the same."""
+    """Stores engines on disk. A stored engine is used only if all its properties (`facts`) equal the requested ones."""
 
     def __init__(self, home: EngineHome | None, wait_s: float = 600.0) -> None:
         self._home = home
         self._wait_s = wait_s
 
     def get(self, facts: Facts, build: Callable[[], bytes], *, is_forced: bool = False) -> BuiltEngine:
-        """Return the engine with these properties; build the engine if it is missing or damaged, or if `is_forced`."""
+        """Return the engine with the properties `facts`; build it if it is missing or damaged, or if `is_forced`."""
         if self._home is None:
             return _build_engine(build, "")
         file = self._home.folder / FOLDER / f"{key_of(facts)}{SUFFIX}"
@@ -69,7 +69,7 @@ class EngineCache:
             return _build_engine(build, "")
 
     def _enforce_limit(self, newest: Path) -> None:
-        """Remove the least recently used engines above the size limit. Files that are open stay readable."""
+        """Remove the least recently used engines until the rest fit the size limit. Open files stay readable."""
         assert self._home is not None
         _delete_stale_files(newest.parent)
         found = sorted(
@@ -91,7 +91,7 @@ def key_of(facts: Facts) -> str:
 
 
 def read_engine(file: Path, facts: Facts) -> bytes | None:
-    """Return the engine, or None if the file is missing or damaged, or belongs to an engine with other properties."""
+    """Return the engine in the file, or None if the file is missing, damaged, or of an engine with other properties."""
     try:
         with file.open("rb") as opened:
             head = opened.readline(MAX_HEADER_BYTES)
@@ -131,7 +131,7 @@ def _write_engine(file: Path, facts: Facts, data: bytes) -> None:
 
 
 def _delete_stale_files(folder: Path) -> None:
-    """Delete old partial files of killed processes."""
+    """Delete old, partly written files of processes that were killed."""
     for partial in folder.glob(f"*{PARTIAL}"):
         with suppress(OSError):
             if time.time() - partial.stat().st_mtime > STALE_S:
@@ -140,7 +140,7 @@ def _delete_stale_files(folder: Path) -> None:
 
 @contextmanager
 def _lock_file(file: Path, wait_s: float) -> Iterator[None]:
-    """Lock the file during the block. After `wait_s`, continue without the lock: building twice does no harm."""
+    """Hold a lock on the file. After `wait_s`, continue without the lock, because building twice does no harm."""
     lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     end = time.monotonic() + wait_s
     try:

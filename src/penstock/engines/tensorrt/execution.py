@@ -15,7 +15,10 @@ from penstock.engines.tensorrt.shapes import find_profile
 
 
 class GpuExecution:
-    """Runs one instance's batches with a stream, buffers, and a context per profile; in one thread at a time."""
+    """Runs one instance's batches with a CUDA stream, buffers, and a TensorRT context per optimization profile.
+
+    One thread at a time may use this object.
+    """
 
     def __init__(self, engine: Any, plan: EnginePlan, gpu: Gpu) -> None:
         self._engine = engine
@@ -75,8 +78,8 @@ class GpuExecution:
             self._contexts[profile] = context
         return self._contexts[profile]
 
-    def _to_error(self, what: str) -> PenstockError:
-        return to_gpu_error(f"{what}: {self._plan.library.first_errors() or 'it gave no reason'}", self._gpu.device)
+    def _to_error(self, failure: str) -> PenstockError:
+        return to_gpu_error(f"{failure}: {self._plan.library.first_errors() or 'it gave no reason'}", self._gpu.device)
 
     def _upload_input(self, context: Any, name: str, array: Array) -> None:
         buffer, size = self._buffers[name], array.nbytes

@@ -13,7 +13,7 @@ INSUFFICIENT_DRIVER = 35
 
 
 class Gpu(Protocol):
-    """Operations on a GPU. Addresses and streams are numbers.
+    """Operations on a GPU, which refer to memory addresses and CUDA streams by number.
 
     A failure raises EngineFailed or DeviceOutOfMemory.
     """
@@ -90,8 +90,8 @@ class CudaGpu:
     def synchronize(self, stream: int) -> None:
         self._check_result(self._cuda.cudaStreamSynchronize(self._streams[stream]))
 
-    def _copy_async(self, to: int, source: int, size_bytes: int, kind: Any, stream: int) -> None:
-        self._check_result(self._cuda.cudaMemcpyAsync(to, source, size_bytes, kind, self._streams[stream]))
+    def _copy_async(self, target: int, source: int, size_bytes: int, kind: Any, stream: int) -> None:
+        self._check_result(self._cuda.cudaMemcpyAsync(target, source, size_bytes, kind, self._streams[stream]))
 
     def _check_result(self, answer: tuple[Any, ...]) -> Any:
         error, *found = answer
@@ -167,10 +167,10 @@ def _import_runtime() -> Any:
     return runtime
 
 
-def _no_gpu_error(device: str, why: str) -> ConfigError:
+def _no_gpu_error(device: str, cause: str) -> ConfigError:
     named = "cuda" if device == "auto" else device
     return ConfigError(
-        f"instances.device {named}: engine: tensorrt runs on an NVIDIA GPU with its driver, and CUDA says: {why}; "
+        f"instances.device {named}: engine: tensorrt runs on an NVIDIA GPU with its driver, and CUDA says: {cause}; "
         "without a GPU, 'penstock model build' builds for TensorRT-RTX, and engine: onnx runs the same file",
         reason="device_missing",
     )

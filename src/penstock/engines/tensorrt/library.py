@@ -34,17 +34,17 @@ class TensorRtLibrary:
         return "; ".join(" ".join(each.split())[:300] for each in list(self.errors)[:3])
 
 
-def find_library(wanted: str) -> TensorRtLibrary:
-    """Return the library named `wanted`; `auto` tries TensorRT, then TensorRT-RTX. Raise ConfigError if missing."""
+def find_library(requested: str) -> TensorRtLibrary:
+    """Return the library named `requested`; `auto` tries TensorRT, then TensorRT-RTX. Raise ConfigError if missing."""
     broken: list[str] = []
-    for name in MODULES if wanted == "auto" else (wanted,):
+    for name in MODULES if requested == "auto" else (requested,):
         module = _import_first(MODULES[name], broken)
         if module is not None:
             errors: deque[str] = deque(maxlen=MAX_ERRORS)
             return TensorRtLibrary(name, str(module.__version__), module, errors, _make_logger(module, errors))
     if broken:
         raise ConfigError(f"engine: tensorrt: {broken[0]}", reason="package_missing")
-    which = "neither TensorRT nor TensorRT-RTX is" if wanted == "auto" else f"{TITLES[wanted]} is not"
+    which = "neither TensorRT nor TensorRT-RTX is" if requested == "auto" else f"{TITLES[requested]} is not"
     raise ConfigError(f"engine: tensorrt: {which} installed: {ADVICE}", reason="package_missing")
 
 

@@ -23,21 +23,21 @@ class ShapeLimits:
     tokens: int = 0  # rows x length
     length: int = 0  # of a text, in tokens
     side: int = 0  # of an image, in pixels
-    given: Mapping[str, ShapeRange] = field(
+    ranges: Mapping[str, ShapeRange] = field(
         default_factory=dict
     )  # by input: tensorrt.shapes, which replaces the limits above
 
 
 def plan_profiles(inputs: Sequence[TensorSpec], limits: ShapeLimits) -> tuple[Profile, ...]:
     """Return the profiles, or none if all sizes are fixed; raise ConfigError if an open size has no limit."""
-    if unknown := sorted(set(limits.given) - {spec.name for spec in inputs}):
+    if unknown := sorted(set(limits.ranges) - {spec.name for spec in inputs}):
         names = ", ".join(spec.name for spec in inputs)
         raise ConfigError(
             f"tensorrt.shapes names '{unknown[0]}', but the network's inputs are {names}: correct the name"
         )
     if not any(-1 in spec.shape for spec in inputs):
         return ()
-    has_lengths = any(_is_text(spec) and spec.name not in limits.given for spec in inputs)
+    has_lengths = any(_is_text(spec) and spec.name not in limits.ranges for spec in inputs)
     bands = list(_length_ranges(limits.length)) if has_lengths and limits.length else [(0, limits.length)]
     return tuple({spec.name: _profile_range(spec, limits, band) for spec in inputs} for band in bands)
 
@@ -57,7 +57,7 @@ def _is_within(shape: Shape, least: Shape, most: Shape) -> bool:
 
 
 def _length_ranges(longest: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of lengths, the shortest first, as pairs; the first number is excluded, the second one included."""
+    """Yield ranges of text lengths, the shortest first, as pairs (excluded lower limit, included upper limit)."""
     ends = [longest]
     while ends[0] > SHORTEST:
         ends.insert(0, -(-ends[0] // STEP))
@@ -65,39 +65,39 @@ def _length_ranges(longest: int) -> Iterator[tuple[int, int]]:
 
 
 def _profile_range(spec: TensorSpec, limits: ShapeLimits, band: tuple[int, int]) -> tuple[Shape, Shape, Shape]:
-    if spec.name in limits.given:
-        return _check_range(spec, limits.given[spec.name])
+    if spec.name in limits.ranges:
+        return _check_range(spec, limits.ranges[spec.name])
     below, length = band
     rows = most_rows = limits.rows
     if _is_text(spec) and limits.tokens:
         most_rows = max(1, min(limits.rows, limits.tokens // (below + 1)))
         rows = max(1, min(limits.rows, limits.tokens // max(1, length)))
     sizes = [
-        _limit_open_size(spec, at, limits, most_rows, length) if size < 0 else size
-        for at, size in enumerate(spec.shape)
+        _limit_open_size(spec, axis, limits, most_rows, length) if size < 0 else size
+        for axis, size in enumerate(spec.shape)
     ]
     least = tuple(1 if size < 0 else size for size in spec.shape)
     best = (min(rows, sizes[0]), *sizes[1:]) if spec.shape and spec.shape[0] < 0 else tuple(sizes)
     return least, best, tuple(sizes)
 
 
-def _check_range(spec: TensorSpec, given: ShapeRange) -> tuple[Shape, Shape, Shape]:
-    for shape in (given.min, given.opt, given.max):
+def _check_range(spec: TensorSpec, shape_range: ShapeRange) -> tuple[Shape, Shape, Shape]:
+    for shape in (shape_range.min, shape_range.opt, shape_range.max):
         if len(shape) != len(spec.shape) or any(
             size >= 0 and size != wanted for size, wanted in zip(spec.shape, shape, strict=True)
         ):
             raise ConfigError(
                 f"tensorrt.shapes.{spec.name}: {list(shape)} does not fit the network's {list(spec.shape)}"
             )
-    return given.min, given.opt, given.max
+    return shape_range.min, shape_range.opt, shape_range.max
 
 
-def _limit_open_size(spec: TensorSpec, at: int, limits: ShapeLimits, rows: int, length: int) -> int:
-    if at == 0 and rows:
+def _limit_open_size(spec: TensorSpec, axis: int, limits: ShapeLimits, rows: int, length: int) -> int:
+    if axis == 0 and rows:
         return rows
-    if at and _is_text(spec) and length:
+    if axis and _is_text(spec) and length:
         return length
-    if at >= 2 and len(spec.shape) == 4 and limits.side:
+    if axis >= 2 and len(spec.shape) == 4 and limits.side:
         return limits.side
     ones, most = (["…" if size < 0 else size for size in spec.shape] for _ in range(2))
     ranges = f"{{min: {ones}, opt: {most}, max: {most}}}".replace("'", "")

@@ -9,7 +9,7 @@ from penstock.core.tensors import Array
 from penstock.engines.engine_options import TensorRtOptions
 from penstock.engines.engine_protocols import EngineSpec
 from penstock.engines.out_of_memory import as_out_of_memory
-from penstock.engines.tensorrt.engine_build import EnginePlan, build_engine_file, capabilities_of, plan_engine
+from penstock.engines.tensorrt.engine_build import EnginePlan, build_engine_file, list_capabilities, plan_engine
 from penstock.engines.tensorrt.engine_cache import BuiltEngine, EngineCache
 from penstock.engines.tensorrt.execution import GpuExecution
 from penstock.engines.tensorrt.gpu import Gpu, open_gpu, to_gpu_error
@@ -26,7 +26,7 @@ class TensorRtEngine:
         self._spec = spec
         self._options = options
         self._limits = limits
-        self._kept = EngineCache(spec.home, load_s)
+        self._cache = EngineCache(spec.home, load_s)
         self._plan: EnginePlan | None = None
         self._gpu: Gpu | None = None
         self._engine: Any = None
@@ -50,7 +50,7 @@ class TensorRtEngine:
         """
         facts = plan.facts()
         for is_forced in (False, True):
-            built = self._kept.get(facts, lambda: build_engine_file(plan), is_forced=is_forced)
+            built = self._cache.get(facts, lambda: build_engine_file(plan), is_forced=is_forced)
             plan.library.errors.clear()
             runtime = plan.library.module.Runtime(plan.library.logger)
             self._engine = runtime.deserialize_cuda_engine(built.data)
@@ -93,7 +93,7 @@ class TensorRtEngine:
 
 def check_gpu(library: TensorRtLibrary, gpu: Gpu) -> None:
     """Raise ConfigError if the GPU is too old for TensorRT-RTX."""
-    if library.name != RTX or gpu.capability in (known := capabilities_of(library)):
+    if library.name != RTX or gpu.capability in (known := list_capabilities(library)):
         return
     raise ConfigError(
         f"engine: tensorrt: {library.title} runs on GPUs of compute capability {', '.join(known)}, but the "

@@ -1,1 +1,1 @@
-"""Runs PyTorch models, in each format in which they are saved."""
+"""Runs PyTorch models from TorchScript, torch.export, transformers and ONNX files."""

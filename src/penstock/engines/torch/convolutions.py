@@ -40,10 +40,10 @@ def open_network(file: Path, target: Target) -> TorchModel:
 
 
 class _ConvolutionNetwork(torch.nn.Module):
-    def __init__(self, nodes: Sequence[NodeProto], weights: Mapping[str, Any], given: str, answer: str) -> None:
+    def __init__(self, nodes: Sequence[NodeProto], weights: Mapping[str, Any], input_name: str, answer: str) -> None:
         super().__init__()
         self.convolutions = torch.nn.ModuleList()
-        self._given, self._answer = given, answer
+        self._input_name, self._answer = input_name, answer
         self._steps: list[tuple[Any, list[str], str]] = []  # of each operation: the function, its inputs, its output
         for node in nodes:
             names = list(node.input)
@@ -59,8 +59,8 @@ class _ConvolutionNetwork(torch.nn.Module):
             if missing := [name for name in names if name in weights]:
                 raise ConfigError(f"engine: torch cannot add the constant '{missing[0]}'; use engine: onnx or openvino")
 
-    def forward(self, given: Any) -> Any:
-        values = {self._given: given}
+    def forward(self, tensor: Any) -> Any:
+        values = {self._input_name: tensor}
         for work, names, made in self._steps:
             values[made] = work(*[values[name] for name in names])
         return values[self._answer]
@@ -90,8 +90,8 @@ def _make_convolution(node: NodeProto, weights: Mapping[str, Any]) -> Any:
     return layer.requires_grad_(False)
 
 
-def _return_input(given: Any) -> Any:
-    return given
+def _return_input(tensor: Any) -> Any:
+    return tensor
 
 
 def _to_spec(file: Path, value: ValueInfoProto) -> TensorSpec:

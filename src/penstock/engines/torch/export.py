@@ -41,7 +41,7 @@ def open_program(file: Path, options: TorchOptions, target: Target) -> TorchMode
     program = torch.export.load(file)
     weights = [*program.state_dict.values(), *program.constants.values()]
     weights = [each for each in weights if isinstance(each, torch.Tensor)]
-    if target.kind != "cpu" or any(each.device.type != "cpu" for each in weights):
+    if target.device_kind != "cpu" or any(each.device.type != "cpu" for each in weights):
         program = move_to_device_pass(program, target.device)
     own_inputs, fill_padded = _read_inputs(file, program)
     inputs, places = _match_tensors("inputs", own_inputs, options.inputs)
@@ -57,8 +57,8 @@ def open_program(file: Path, options: TorchOptions, target: Target) -> TorchMode
     if autocast is not None:
         _prepare_for_autocast(program, module, autocast)
 
-    def call(given: Sequence[Any]) -> Any:
-        ordered = [tensor for _, tensor in sorted(zip(places, given, strict=True), key=lambda pair: pair[0])]
+    def call(tensors: Sequence[Any]) -> Any:
+        ordered = [tensor for _, tensor in sorted(zip(places, tensors, strict=True), key=lambda pair: pair[0])]
         arguments, keywords = fill_padded(ordered)
         found = [leaf for _, leaf in iterate_tensors(module(*arguments, **keywords))]
         return [found[place] for place in chosen]
@@ -68,7 +68,7 @@ def open_program(file: Path, options: TorchOptions, target: Target) -> TorchMode
 
 def _read_inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    arguments = [each.arg for each in program.graph_signature.input_specs if each.kind == InputKind.USER_INPUT]
+    arguments = [each.arg for each in program.graph_signature.input_specs if each.device_kind == InputKind.USER_INPUT]
     found = []
     for argument in arguments:
         if isinstance(argument, TensorArgument):
@@ -76,9 +76,9 @@ def _read_inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
         elif not isinstance(argument, ConstantArgument):
             raise ConfigError(f"{file}: its input '{argument.name}' is not a tensor; only tensors are supported")
 
-    def fill_padded(given: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        tensors = iter(given)
-        flat = [each.value if isinstance(each, ConstantArgument) else next(tensors) for each in arguments]
+    def fill_padded(given_tensors: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        unused = iter(given_tensors)
+        flat = [each.value if isinstance(each, ConstantArgument) else next(unused) for each in arguments]
         positional, keywords = pytree.tree_unflatten(flat, program.call_spec.in_spec)
         return positional, keywords
 
@@ -87,7 +87,9 @@ def _read_inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
 
 def _read_outputs(file: Path, program: Any) -> list[TensorSpec]:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    arguments = [each.arg for each in program.graph_signature.output_specs if each.kind == OutputKind.USER_OUTPUT]
+    arguments = [
+        each.arg for each in program.graph_signature.output_specs if each.device_kind == OutputKind.USER_OUTPUT
+    ]
     # Unflatten the arguments to find each output's position in the module's result.
     given = iterate_tensors(pytree.tree_unflatten(arguments, program.call_spec.out_spec))
     found = []
@@ -111,31 +113,36 @@ def _to_spec(file: Path, name: str, value: Any) -> TensorSpec:
 
 
 def _match_tensors(
-    which: str, own: Sequence[TensorSpec], options: Sequence[DeclaredTensor]
+    section: str, file_tensors: Sequence[TensorSpec], options: Sequence[DeclaredTensor]
 ) -> tuple[tuple[TensorSpec, ...], list[int]]:
-    """Return model.yaml's tensors, and the index of each in the file: by name if all names are known, else by order."""
+    """Return the tensors declared in model.yaml, and the index in the file of each.
+
+    If all declared names are in the file, tensors are matched by name, otherwise by position.
+    """
     if not options:
-        return tuple(own), list(range(len(own)))
-    known = [spec.name for spec in own]
+        return tuple(file_tensors), list(range(len(file_tensors)))
+    known = [spec.name for spec in file_tensors]
     given = [option.name for option in options]
     is_renamed = not set(given) <= set(known)
     places = list(range(len(given))) if is_renamed else [known.index(name) for name in given]
     is_mixed = is_renamed and any(name in known and known.index(name) != place for place, name in enumerate(given))
     if is_mixed or (is_renamed and len(given) != len(known)):
         raise ConfigError(
-            f"torch.{which}: the file has {_join_names(own)}; list all of these names, in this order",
+            f"torch.{section}: the file has {_join_names(file_tensors)}; list all of these names, in this order",
             reason="torch_inputs",
         )
     for option, place in zip(options, places, strict=True):
-        _check_alike(which, own[place], option)
+        _check_alike(section, file_tensors[place], option)
     return tuple(option.spec for option in options), places
 
 
-def _check_alike(which: str, own: TensorSpec, option: DeclaredTensor) -> None:
-    is_alike = own.datatype == option.datatype and len(own.shape) == len(option.shape)
-    if not is_alike or any(-1 not in pair and pair[0] != pair[1] for pair in zip(own.shape, option.shape, strict=True)):
+def _check_alike(section: str, file_tensor: TensorSpec, option: DeclaredTensor) -> None:
+    is_alike = file_tensor.datatype == option.datatype and len(file_tensor.shape) == len(option.shape)
+    if not is_alike or any(
+        -1 not in pair and pair[0] != pair[1] for pair in zip(file_tensor.shape, option.shape, strict=True)
+    ):
         raise ConfigError(
-            f"torch.{which}: '{option.name}' is {own.datatype} {list(own.shape)} in the file, "
+            f"torch.{section}: '{option.name}' is {file_tensor.datatype} {list(file_tensor.shape)} in the file, "
             f"not {option.datatype} {list(option.shape)}",
             reason="torch_inputs",
         )

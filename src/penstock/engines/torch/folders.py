@@ -39,7 +39,7 @@ class SentenceEncoder(torch.nn.Module):
     def __init__(self, modules: Sequence[Any]) -> None:
         super().__init__()
         self.encoder = modules[0]
-        self.rest = torch.nn.ModuleList(modules[1:]).float()
+        self.other_modules = torch.nn.ModuleList(modules[1:]).float()
 
     def forward(self, features: dict[str, Any]) -> Any:
         found = self.encoder(features)
@@ -47,7 +47,7 @@ class SentenceEncoder(torch.nn.Module):
             name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
             for name, value in found.items()
         }
-        for module in self.rest:
+        for module in self.other_modules:
             found = module(found)
         return found[EMBEDDING]
 
@@ -135,14 +135,14 @@ def _make_torch_model(folder: Path, module: Any, backbone: Any, output: str, tar
 
 
 def _copy_into_memory(module: Any) -> None:
-    """Copy CPU weights into memory, because changing the mapped file would change them or crash the process."""
+    """Copy CPU weights into memory: while they are mapped from the file, a change of the file would affect them."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.device.type == "cpu":
             tensor.data = tensor.data.clone()
 
 
 def _max_positions(backbone: Any) -> int:
-    """Return the largest number of tokens in a row, or 0 if the model has no table of positions."""
+    """Return the most tokens that the model's table of positions allows in a row, or 0 if it has no such table."""
     for name, part in backbone.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding):
             # In RoBERTa and similar models, the positions start after that of the padding.
@@ -177,7 +177,7 @@ def _check_modules(folder: Path) -> list[Path]:
 
 
 def _check_dense(file: Path) -> None:
-    """Raise ConfigError if the activation is not a PyTorch class: sentence-transformers would use Tanh instead."""
+    """Raise ConfigError if a Dense module's activation is not PyTorch's: sentence-transformers would use Tanh."""
     activation = str(read_json(file).get("activation_function", "torch.nn."))
     if not activation.startswith("torch.nn."):
         raise file_error(file, f"the activation {activation} is not PyTorch's own")
@@ -209,7 +209,7 @@ def _check_shapes(folder: Path) -> Iterator[None]:
 
 
 def _check_weights(folder: Path, backbone: Any) -> None:
-    """Raise ConfigError if most weights are missing: the library would only log that and use random weights."""
+    """Raise ConfigError if most weights are missing, because transformers would silently use random weights."""
     from safetensors import safe_open
 
     found: set[str] = set()
@@ -227,7 +227,7 @@ def _check_weights(folder: Path, backbone: Any) -> None:
 
 
 def _silence_library() -> None:
-    """Silence progress bars and advice, which would appear between the lines of the log."""
+    """Silence the progress bars and advice of transformers, which would appear between the lines of the log."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

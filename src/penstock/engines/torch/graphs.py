@@ -29,7 +29,7 @@ _CAPTURE = threading.Lock()  # CUDA captures only one graph at a time in a proce
 
 
 def unpack(rows: Any, count: int) -> list[Any]:
-    """Return the first `count` of ids, mask and types, from an int32 tensor [1 or 2, rows, length] on the device."""
+    """Return ids, mask and types (the first `count` of them), given an int32 tensor of ids and possibly types."""
     ids = rows[0]
     return [ids.clamp(min=0).long(), (ids >= 0).long(), *(each.long() for each in rows[1:])][:count]
 
@@ -54,17 +54,17 @@ def fill_padded(target: Array, rows: Sequence[Array]) -> None:
 
 @dataclass(slots=True)
 class _HostBuffers:
-    """Pinned host buffers, which the device reads and writes while the host runs."""
+    """Pinned buffers in main memory, which the GPU reads and writes while the CPU runs other code."""
 
-    given: Any  # int32
+    input: Any  # int32
     answer: Any  # of the type of the model's output
-    asleep: Any  # event for which a thread waits asleep
-    awake: Any  # event for which a thread waits spinning
+    sleeping_event: Any  # event for which a thread waits asleep
+    spinning_event: Any  # event for which a thread waits spinning
 
     @classmethod
-    def make(cls, given: int, answer: Any) -> "_HostBuffers":
+    def make(cls, input_size: int, answer: Any) -> "_HostBuffers":
         return cls(
-            torch.zeros(given, dtype=torch.int32, pin_memory=True),
+            torch.zeros(input_size, dtype=torch.int32, pin_memory=True),
             torch.zeros(answer.shape, dtype=answer.dtype, pin_memory=True),
             torch.cuda.Event(blocking=True),
             torch.cuda.Event(),
@@ -72,7 +72,7 @@ class _HostBuffers:
 
 
 class TokenGraphs:
-    """Captures and runs CUDA graphs of a model with the inputs ids, mask and possibly types, and a vector per row."""
+    """Captures and runs CUDA graphs of a model that takes token ids, mask and possibly types, and returns vectors."""
 
     def __init__(self, model: TorchModel, device: Any) -> None:
         self._call = model.call
@@ -82,10 +82,10 @@ class TokenGraphs:
         self._graphs: dict[Shape, Any] = {}
         self._buckets = ShapeBuckets(0, 0)
         self._stream: Any = None
-        self._given: Any = None  # on the device, as large as the largest shape
+        self._input: Any = None  # on the device, as large as the largest shape
         self._answer: Any = None
         self._launching = threading.Lock()
-        self._free: list[_HostBuffers] = []  # buffers that no thread uses now
+        self._free_buffers: list[_HostBuffers] = []  # buffers that no thread uses now
 
     def capture(self, buckets: ShapeBuckets) -> None:
         """Capture a graph per shape. Shapes whose capture fails or takes too long run without a graph."""
@@ -109,15 +109,15 @@ class TokenGraphs:
         )
 
     def _capture_all(self, shapes: Sequence[Shape], end: float) -> str:
-        """Capture the graphs; return why some are missing, or an empty text."""
+        """Capture the graphs until the time `end`; return why some are missing, or an empty text."""
         pool = torch.cuda.graph_pool_handle()
         largest = max(rows * length for rows, length in shapes)
         most_rows = max(rows for rows, _ in shapes)
         try:
             with torch.cuda.stream(self._stream):
-                self._given = torch.zeros(self._planes * largest, dtype=torch.int32, device=self._device)
+                self._input = torch.zeros(self._planes * largest, dtype=torch.int32, device=self._device)
                 # The capture needs some padding: without it, a model may skip the mask and use other kernels.
-                self._given[1] = PADDING
+                self._input[1] = PADDING
                 found = self._compute_rows(shapes[-1])
                 self._answer = torch.zeros((most_rows, found.shape[1]), dtype=found.dtype, device=self._device)
                 for shape in shapes:
@@ -145,41 +145,41 @@ class TokenGraphs:
 
     def _compute_rows(self, shape: Shape) -> Any:
         rows, length = shape
-        given = self._given[: self._planes * rows * length].view(self._planes, rows, length)
+        given = self._input[: self._planes * rows * length].view(self._planes, rows, length)
         return self._call(unpack(given, self._inputs))
 
-    def run(self, given: Sequence[Array]) -> Array | None:
+    def run(self, rows_of_inputs: Sequence[Array]) -> Array | None:
         """Run the model on ids and possibly types; return None if there is no graph for their shape."""
-        rows, length = given[0].shape
+        rows, length = rows_of_inputs[0].shape
         shape = self._buckets.fit(rows, length)
         graph = self._graphs.get(shape)
         if graph is None:
             return None
         host = self._take_host_buffers()
         size = self._planes * shape[0] * shape[1]
-        fill_padded(host.given[:size].view(self._planes, *shape).numpy(), given)
-        done = host.awake if size <= AWAKE_TOKENS else host.asleep
+        fill_padded(host.input[:size].view(self._planes, *shape).numpy(), rows_of_inputs)
+        done = host.spinning_event if size <= AWAKE_TOKENS else host.sleeping_event
         # Inference mode, because tensors that were created in this mode can be written only in this mode.
         with self._launching, torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._given[:size].copy_(host.given[:size], non_blocking=True)
+            self._input[:size].copy_(host.input[:size], non_blocking=True)
             graph.replay()
             host.answer[:rows].copy_(self._answer[:rows], non_blocking=True)
             done.record()
         done.synchronize()
         found: Array = host.answer[:rows].numpy().copy()
-        self._free.append(host)
+        self._free_buffers.append(host)
         return found
 
     def _take_host_buffers(self) -> _HostBuffers:
         try:
-            return self._free.pop()
+            return self._free_buffers.pop()
         except IndexError:
             with torch.cuda.device(self._device):
-                return _HostBuffers.make(len(self._given), self._answer)
+                return _HostBuffers.make(len(self._input), self._answer)
 
 
-def copy_to_device(given: Sequence[Array], count: int, device: Any) -> list[Any]:
-    """Copy rows that run without a graph to the device; return the model's inputs."""
-    rows = np.zeros((max(1, count - 1), *given[0].shape), np.int32)
-    fill_padded(rows, given)
+def copy_to_device(rows_of_inputs: Sequence[Array], count: int, device: Any) -> list[Any]:
+    """Copy rows of ids and possibly types to the device, and return the model's inputs, for a run without a graph."""
+    rows = np.zeros((max(1, count - 1), *rows_of_inputs[0].shape), np.int32)
+    fill_padded(rows, rows_of_inputs)
     return unpack(torch.from_numpy(rows).to(device), count)

@@ -1,4 +1,4 @@
-"""Converts a network of planes to a network of pixels, so that all work on an image runs on the network's device.
+"""Converts a network of image planes to one of whole pixels, so that all work on an image runs on the GPU.
 
 Eight-bit images are copied to and from the device. Bicubic interpolation, the network, rounding and the conversion of
 colours run on the device. Their results differ from Pillow's by at most one step.
@@ -38,7 +38,7 @@ def takes_planes(model: TorchModel) -> bool:
 
 
 def convert_to_pixels(model: TorchModel, work: ImageWork, device: Any) -> TorchModel:
-    """Return a model of pixels [batch, height, width, channels]: from YCbCr or gray, and alpha, to RGB or gray."""
+    """Return a model that takes and returns pixels [batch, height, width, channels], and converts YCbCr to RGB."""
     given, answer = (TensorSpec(spec.name, "UINT8", OPEN) for spec in (model.inputs[0], model.outputs[0]))
     model.module.to(memory_format=torch.channels_last)
     pixels = _PixelNetwork(model, work, device)
@@ -59,7 +59,7 @@ class _PixelNetwork:
         self._bicubic = _Bicubic(work.scale, device)
         self._colors = _Colors(device)
         self._dtype = TORCH_TYPES[model.inputs[0].datatype]
-        self._seen: Counter[tuple[int, ...]] = (
+        self._image_counts: Counter[tuple[int, ...]] = (
             Counter()
         )  # number of images per shape; threads may lose a count, which does not matter
 
@@ -75,7 +75,7 @@ class _PixelNetwork:
         return _copy_to_host(pixels.to(torch.uint8).contiguous())
 
     def _sharpen(self, planes: Any) -> Any:
-        """Run planes through the network. Their border pixels are repeated outward, up to a multiple of GRAIN."""
+        """Run planes through the network, padded to multiples of GRAIN by repeating their border pixels."""
         margin, (height, width) = self._work.overlap, planes.shape[2:]
         below, beside = (-(side + 2 * margin) % GRAIN for side in (height, width))
         padded = functional.pad(planes, (margin, margin + beside, margin, margin + below), mode="replicate")
@@ -93,20 +93,20 @@ class _PixelNetwork:
         return found
 
     def _tune_cudnn(self, shape: tuple[int, ...]) -> None:
-        """Enable cuDNN's tuning for frequent shapes.
+        """Enable cuDNN's search for the fastest algorithm if the shape is frequent.
 
-        The switch affects the process, but does not slow other threads.
+        This switch affects the whole process, but does not slow other threads.
         """
-        if len(self._seen) > SHAPES:
-            self._seen.clear()
-        self._seen[shape] += 1
-        torch.backends.cudnn.benchmark = self._seen[shape] > TUNED_AFTER
+        if len(self._image_counts) > SHAPES:
+            self._image_counts.clear()
+        self._image_counts[shape] += 1
+        torch.backends.cudnn.benchmark = self._image_counts[shape] > TUNED_AFTER
 
 
 def _copy_to_host(pixels: Any) -> Any:
-    """Copy pixels to pinned memory, which is several times as fast as other memory and is reused by PyTorch.
+    """Copy pixels to pinned host memory, which is several times as fast as ordinary memory.
 
-    The thread waits for an event, because a thread that waits for the stream does not sleep.
+    The thread waits for a CUDA event, because it would not sleep while it waits for a stream.
     """
     if not pixels.is_cuda:
         return pixels
@@ -119,13 +119,13 @@ def _copy_to_host(pixels: Any) -> Any:
 
 
 def _to_channels_last(planes: Any) -> Any:
-    """Return planes of one channel with strides that a convolution recognizes as channels-last."""
+    """Return planes of one channel with the strides of the channels-last format, which convolutions recognize."""
     height, width = planes.shape[2:]
     return planes.contiguous().as_strided(planes.shape, (height * width, 1, width, 1))
 
 
 class _Bicubic:
-    """Interpolates like Pillow, with the same integers: along rows, then along columns, rounding each time."""
+    """Enlarges planes like Pillow's bicubic interpolation: in integers, along rows, then columns, rounding twice."""
 
     def __init__(self, scale: int, device: Any) -> None:
         self._scale = scale
@@ -136,7 +136,7 @@ class _Bicubic:
         return self._interpolate(self._interpolate(planes, 3), 2) if self._scale > 1 else planes
 
     def _interpolate(self, planes: Any, axis: int) -> Any:
-        """Interpolate along an axis, with one pass per neighbour; the new pixels have an extra dimension at first."""
+        """Interpolate along an axis, with one pass per neighbouring pixel."""
         length = planes.shape[axis]
         weights = self._find_weights(length)
         padded = functional.pad(planes, (SUPPORT, SUPPORT) if axis == 3 else (0, 0, SUPPORT, SUPPORT))

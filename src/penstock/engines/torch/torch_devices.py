@@ -24,12 +24,12 @@ class Target:
         return torch.device(self.name)
 
     @property
-    def kind(self) -> str:
+    def device_kind(self) -> str:
         return self.name.partition(":")[0]
 
     @property
     def dtype(self) -> Any:
-        """Return the type to which a folder's weights are converted while they are loaded."""
+        """Return the dtype to which the weights of a model folder are converted while loading."""
         return DTYPES[self.precision if self.precision != "auto" else "fp32"]
 
 
@@ -55,15 +55,15 @@ def choose_target(device: str, precision: str) -> Target:
     return Target(name, precision)
 
 
-def _check_precision(kind: str, precision: str) -> None:
-    if precision == "fp16" and kind == "cpu":
+def _check_precision(device_kind: str, precision: str) -> None:
+    if precision == "fp16" and device_kind == "cpu":
         raise ConfigError(
             "precision fp16 needs instances.device cuda or mps; on the CPU use precision: bf16 or fp32",
             reason="device_missing",
         )
-    if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if precision == "bf16" and device_kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
             "precision bf16: this GPU does not support it; use precision: fp16", reason="unsupported_precision"
         )
-    if precision == "bf16" and kind == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
+    if precision == "bf16" and device_kind == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
         raise ConfigError("precision bf16 needs macOS 14 or later; use precision: fp16", reason="unsupported_precision")

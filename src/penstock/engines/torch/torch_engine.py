@@ -34,7 +34,7 @@ _BF16 = NUMPY_TYPES["BF16"]
 
 
 class _WritableArray:
-    """Presents read-only memory as writable, because PyTorch has no read-only tensors and warns about the memory."""
+    """Presents read-only memory as writable, because PyTorch would otherwise warn that its tensors are writable."""
 
     def __init__(self, array: Array) -> None:
         self._array = array  # keeps the memory alive
@@ -62,31 +62,31 @@ def to_tensor(array: Array, device: Any) -> Any:
     return torch.from_numpy(np.asarray(_WritableArray(array))).to(device)
 
 
-def to_array(spec: TensorSpec, found: Any, dtype: Any, is_converted: bool) -> Array:
+def to_array(spec: TensorSpec, result: Any, dtype: Any, is_converted: bool) -> Array:
     """Convert an output to an array.
 
-    `is_converted`: the model runs in another precision than its file's, so convert floats to `dtype`.
+    `is_converted`: the model runs in a different precision than its file has, so convert floats back to `dtype`.
     """
-    if not isinstance(found, torch.Tensor):
-        raise EngineFailed(f"output '{spec.name}' of the model is a {type(found).__name__}, not a tensor")
-    if found.dtype != dtype and is_converted and found.is_floating_point() and dtype.is_floating_point:
-        found = found.to(dtype)
-    if found.dtype != dtype:
+    if not isinstance(result, torch.Tensor):
+        raise EngineFailed(f"output '{spec.name}' of the model is a {type(result).__name__}, not a tensor")
+    if result.dtype != dtype and is_converted and result.is_floating_point() and dtype.is_floating_point:
+        result = result.to(dtype)
+    if result.dtype != dtype:
         raise EngineFailed(
-            f"output '{spec.name}' of the model is {found.dtype}, but torch.outputs says {spec.datatype}: correct it"
+            f"output '{spec.name}' of the model is {result.dtype}, but torch.outputs says {spec.datatype}: correct it"
         )
-    if not is_shape_accepted(found.shape, spec.shape):
+    if not is_shape_accepted(result.shape, spec.shape):
         raise EngineFailed(
-            f"output '{spec.name}' of the model has shape {list(found.shape)}, "
+            f"output '{spec.name}' of the model has shape {list(result.shape)}, "
             f"but torch.outputs says {list(spec.shape)}: correct it"
         )
-    if found.layout is not torch.strided:
-        found = found.to_dense()
-    found = found.detach().cpu().resolve_neg()
+    if result.layout is not torch.strided:
+        result = result.to_dense()
+    result = result.detach().cpu().resolve_neg()
     if dtype is torch.bfloat16:
-        bits: Array = found.contiguous().view(torch.int16).numpy()
+        bits: Array = result.contiguous().view(torch.int16).numpy()
         return bits.view(_BF16)
-    array: Array = found.numpy()
+    array: Array = result.numpy()
     return array
 
 
@@ -107,13 +107,13 @@ class TorchEngine:
         self._target = target = choose_target(self._spec.device, self._spec.precision)
         self._model = model = open_file(self._spec.file, self._options, target)
         tile = 0
-        if self._spec.image is not None and target.kind == "cuda" and takes_planes(model):
+        if self._spec.image is not None and target.device_kind == "cuda" and takes_planes(model):
             self._model = model = convert_to_pixels(model, self._spec.image, target.device)
             tile = choose_tile(target.device)
         # TF32 has only FP16's mantissa, so it must not replace fp32.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        if target.kind == "cuda":
+        if target.device_kind == "cuda":
             torch.cuda.synchronize(target.device)  # wait for the weights before another stream reads them
         if self._options.compile:
             self._compile_module()
@@ -123,17 +123,17 @@ class TorchEngine:
         )
 
     def _choose_token_rows(self) -> TokenRows:
-        """Return the layout of rows: on CUDA, a folder's model gets only ids, and pads them on the device."""
-        if self._target.kind != "cuda":
+        """Return the layout of token rows: on CUDA, a model from a folder takes ids without mask or padding."""
+        if self._target.device_kind != "cuda":
             return TokenRows()
         if not self._model.limits:
             return GPU_ROWS
-        below = {limit.name: min(limit.below, MAX_INT32) for limit in self._model.limits}
+        below = {limit.name: min(limit.upper_bound, MAX_INT32) for limit in self._model.limits}
         return TokenRows(LENGTH_STEP, is_marked=True, vocabulary=below[IDS], types=below.get(TYPES, 0))
 
     def prepare_rows(self, max_rows: int, max_length: int, max_tokens: int | None) -> None:
         is_wanted = self._options.graphs and not self._options.compile
-        if self._target.kind != "cuda" or not self._model.limits or not is_wanted:
+        if self._target.device_kind != "cuda" or not self._model.limits or not is_wanted:
             return
         positions = self._model.limits[0].tokens  # a longer row would read beyond the table's bounds
         self._graphs = TokenGraphs(self._model, self._target.device)
@@ -183,7 +183,7 @@ class TorchEngine:
         return [arrays[name] for name in outputs] if outputs else list(arrays.values())
 
     def _infer_rows(self, instance: int, inputs: Mapping[str, Array]) -> Array:
-        """Run rows of ids, which the task has checked, and of types for pairs. A negative id is padding."""
+        """Run rows of token ids, and of token types for pairs; the task has checked both. A negative id is padding."""
         given = [inputs[name] for name in (IDS, TYPES) if name in inputs]
         self._check_length(IDS, given[0])
         try:
@@ -206,7 +206,7 @@ class TorchEngine:
         self._free_cached_memory()
 
     def _free_cached_memory(self) -> None:
-        if self._target.kind == "cuda":
+        if self._target.device_kind == "cuda":
             with contextlib.suppress(RuntimeError):  # if CUDA has failed
                 torch.cuda.empty_cache()
 
@@ -220,8 +220,8 @@ class TorchEngine:
         for limit in self._model.limits:
             ids = inputs[limit.name]
             self._check_length(limit.name, ids)
-            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < limit.below:
-                raise InvalidTensor(f"input '{limit.name}' has an id that is not from 0 to {limit.below - 1}")
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < limit.upper_bound:
+                raise InvalidTensor(f"input '{limit.name}' has an id that is not from 0 to {limit.upper_bound - 1}")
 
     def _check_length(self, name: str, ids: Array) -> None:
         most = next((limit.tokens for limit in self._model.limits if limit.name == name), 0)
@@ -233,14 +233,14 @@ class TorchEngine:
             return contextlib.nullcontext()
         # Without a cache, which would keep converted weights after the call.
         autocast: contextlib.AbstractContextManager[Any] = torch.autocast(
-            self._target.kind, self._model.autocast, cache_enabled=False
+            self._target.device_kind, self._model.autocast, cache_enabled=False
         )
         return autocast
 
     @contextlib.contextmanager
     def _use_stream(self, instance: int) -> Iterator[None]:
-        """Use the instance's CUDA stream, so that instances run at the same time."""
-        if self._target.kind != "cuda":
+        """Run the body of the `with` statement on the instance's CUDA stream, so that instances run in parallel."""
+        if self._target.device_kind != "cuda":
             yield
             return
         if instance not in self._streams:
@@ -258,7 +258,7 @@ class TorchEngine:
             return EngineFailed(f"PyTorch failed: {text}; restart the worker: CUDA cannot recover")
         if "same device" in text:
             return EngineFailed(
-                f"PyTorch failed: {text}; the file runs only where it was saved: save it on {self._target.kind}"
+                f"PyTorch failed: {text}; the file runs only where it was saved: save it on {self._target.device_kind}"
             )
         if _DATATYPE.search(text):
             advice = (

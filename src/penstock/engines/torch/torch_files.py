@@ -114,7 +114,7 @@ def _missing_options_message(arguments: Sequence[Any], options: TorchOptions) ->
 
 
 def _bind_arguments(file: Path, arguments: Sequence[Any], inputs: Sequence[DeclaredTensor]) -> list[str]:
-    """Return the name of each input's argument: by name if the file has all names, else by order."""
+    """Return the argument of the module for each input: by name if the module has all names, otherwise by position."""
     known = [argument.name for argument in arguments]
     given = [option.name for option in inputs]
     bound = given if set(given) <= set(known) else known[: len(given)]

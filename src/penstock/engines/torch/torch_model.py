@@ -22,10 +22,10 @@ Call = Callable[[Sequence[Any]], Any]  # tensors in the order of the inputs; ret
 
 @dataclass(frozen=True, slots=True)
 class IdLimit:
-    """Limits of an input of ids. Larger values would read out of bounds, which makes CUDA fail in the whole process."""
+    """Limits of an input of ids. A larger id would read out of bounds, after which CUDA fails in the whole process."""
 
     name: str
-    below: int  # exclusive upper bound of an id
+    upper_bound: int  # exclusive upper bound of an id
     tokens: int = 0  # limit of a row; 0: no limit
 
 
@@ -41,28 +41,28 @@ class TorchModel:
     limits: tuple[IdLimit, ...] = ()
 
 
-def iterate_tensors(given: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors in a module's result in order, each with its name or an empty text."""
-    if isinstance(given, Mapping):
-        for name, value in given.items():
+def iterate_tensors(result: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each tensor in a module's result, in order, with its name (or an empty text)."""
+    if isinstance(result, Mapping):
+        for name, value in result.items():
             yield from ((str(name) if not inner else f"{name}_{inner}", leaf) for inner, leaf in iterate_tensors(value))
-    elif isinstance(given, list | tuple):
-        names = getattr(given, "_fields", None) or ([""] if len(given) == 1 else map(str, range(len(given))))
-        for name, value in zip(names, given, strict=True):
+    elif isinstance(result, list | tuple):
+        names = getattr(result, "_fields", None) or ([""] if len(result) == 1 else map(str, range(len(result))))
+        for name, value in zip(names, result, strict=True):
             yield from (("_".join(filter(None, (name, inner))), leaf) for inner, leaf in iterate_tensors(value))
-    elif given is not None:
-        yield "", given
+    elif result is not None:
+        yield "", result
 
 
-def select_outputs(given: Any, wanted: Sequence[TensorSpec]) -> list[Any]:
-    """Return the tensors of a module's result in the order of `wanted`: by name if the names match, else by order."""
-    if isinstance(given, torch.Tensor) and len(wanted) == 1:
-        return [given]
-    found = list(iterate_tensors(given))
+def select_outputs(result: Any, wanted: Sequence[TensorSpec]) -> list[Any]:
+    """Return a module's result as tensors in the order of `wanted`: by name if the names match, else by position."""
+    if isinstance(result, torch.Tensor) and len(wanted) == 1:
+        return [result]
+    found = list(iterate_tensors(result))
     named = dict(found)
     if len(named) == len(found) and all(spec.name in named for spec in wanted):
         return [named[spec.name] for spec in wanted]
-    is_ambiguous = isinstance(given, Mapping) and any(spec.name in named for spec in wanted)
+    is_ambiguous = isinstance(result, Mapping) and any(spec.name in named for spec in wanted)
     if len(found) != len(wanted) or is_ambiguous:
         gave = ", ".join(name or "a tensor" for name, _ in found) or "nothing"
         names = ", ".join(spec.name for spec in wanted)
@@ -80,9 +80,9 @@ def main_precision(tensors: Sequence[Any]) -> str:
 
 
 def choose_precision(file: Path, weights: Sequence[Any], target: Target) -> tuple[str, Any]:
-    """Return the precision in which the model runs, and the dtype for autocast, or None if autocast is not needed.
+    """Return the precision in which the model runs, and the dtype for autocast (None: run without autocast).
 
-    A file may contain casts, so the whole file cannot be converted.
+    The file's weights are not converted instead, because its code may contain casts.
     """
     precision = main_precision(weights)
     if target.precision in ("auto", precision):

@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.yaml_file import merge_settings
-from penstock.engines.availability import why_not
-from penstock.engines.onnx.onnx_variants import weighted_nodes
+from penstock.engines.availability import explain_unsupported
+from penstock.engines.onnx.onnx_variants import find_weighted_nodes
 from penstock.experiments.tuning.record import VariantRecord
 from penstock.experiments.tuning.space import (
     Configuration,
@@ -23,7 +23,7 @@ from penstock.experiments.tuning.space import (
 )
 from penstock.experiments.variants import Variants, find_settings_problem, write_repository
 from penstock.models.building import takes_texts
-from penstock.models.convert.calibration_samples import collect
+from penstock.models.convert.calibration_samples import collect_samples
 from penstock.models.convert.fidelity import Fidelity, Reference
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.publish import read_report
@@ -145,7 +145,7 @@ class TuneModel:
             return str(report.get("precision", settings.precision))
         if settings.precision != "auto" or settings.engine not in ("onnx", "openvino"):
             return settings.precision
-        has_bf16 = settings.engine == "openvino" and why_not("openvino", "cpu", "bf16") is None
+        has_bf16 = settings.engine == "openvino" and explain_unsupported("openvino", "cpu", "bf16") is None
         return "bf16" if has_bf16 else "fp32"
 
     def _list_possible_variants(self) -> tuple[Variant, ...]:
@@ -165,9 +165,9 @@ class TuneModel:
         shipped = self.shipped()
         if variant == shipped.variant:
             return None
-        if reason := why_not(variant.engine, variant.device, variant.precision):
+        if reason := explain_unsupported(variant.engine, variant.device, variant.precision):
             return reason
-        if variant.precision == "int8" and not weighted_nodes(self.folder.file(self.version)):
+        if variant.precision == "int8" and not find_weighted_nodes(self.folder.file(self.version)):
             return "nothing to quantize: the network has no MatMul, Gemm or Conv with constant weights"
         precision = "fp32" if variant.is_converted else variant.precision
         own = self.folder.settings.model_dump(exclude_unset=True)
@@ -179,7 +179,7 @@ def _resolve_device(settings: ModelSettings) -> str:
     device = settings.instances.device
     if device != "auto":
         return device
-    has_cuda = settings.engine in ("onnx", "torch") and why_not(settings.engine, "cuda", "fp32") is None
+    has_cuda = settings.engine in ("onnx", "torch") and explain_unsupported(settings.engine, "cuda", "fp32") is None
     return "cuda" if has_cuda else "cpu"
 
 
@@ -208,7 +208,7 @@ def check_variants(
     try:
         with load_model(model.file(original)) as loaded:
             task = model.folder.settings.task
-            samples = collect(task, loaded.task, None)
+            samples = collect_samples(task, loaded.task, None)
             some = replace(samples, held_out=[group[::SAMPLE_STEP] for group in samples.held_out])
             reference = Reference(task, loaded, some)
     except PenstockError as error:

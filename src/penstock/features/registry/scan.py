@@ -13,7 +13,7 @@ from penstock.features.registry.facts import complete_facts
 from penstock.features.registry.manifest import Manifest, ModelFacts, make_manifest, path_fault, read_document
 from penstock.models.check.check import check_model
 from penstock.models.check.findings import outside_link
-from penstock.models.folder import ModelFolder, leads_out, model_files, read_model_folder, read_version
+from penstock.models.folder import ModelFolder, is_outside, model_files, read_model_folder, read_version
 
 TENSOR = re.compile(r"(?P<name>.*) (?P<datatype>\S+) (?P<shape>\[[^\]]*\])")
 
@@ -85,7 +85,7 @@ def _parse_tensors(described: list[str]) -> list[dict[str, Any]] | None:
 
 def _check_link(path: Path, folder: Path) -> None:
     """Raise InvalidRequest for a link out of the folder, which could expose any file of the user."""
-    if leads_out(path, folder):
+    if is_outside(path, folder):
         found = outside_link(path)
         raise InvalidRequest(f"{found.message}. {found.advice}", reason="link")
 

@@ -16,8 +16,8 @@ from penstock.tasks.built_in import BUILT_IN
 from penstock.tasks.options import TaskSettings
 from penstock.telemetry.control_groups import usable_cores
 
-# Problems of the task's files, with which the network can be tried nevertheless.
-OF_THE_TASK = {"missing_tokenizer", "invalid_tokenizer", "missing_labels", "invalid_labels"}
+# Problems with the task's files. The network can be tried in spite of them.
+TASK_FILE_PROBLEMS = {"missing_tokenizer", "invalid_tokenizer", "missing_labels", "invalid_labels"}
 TASK_SECTIONS = tuple(name for name in BUILT_IN if name in TaskSettings.model_fields)
 ENGINE_SECTIONS = ("python", "torch", "tensorrt")
 
@@ -70,7 +70,10 @@ def _check_unused_sections(settings: ModelSettings) -> Iterator[Finding]:
 
 
 def find_models(path: Path) -> list[Path]:
-    """Return the model folder `path`, or all model folders of the repository `path`; raise ConfigError for others."""
+    """Return `path` if it is a model folder, or all model folders in it if it is a repository.
+
+    Raise ConfigError if it is neither.
+    """
     if path.name in ("", ".."):
         path = path.resolve()
     if not path.is_dir():
@@ -112,10 +115,10 @@ def check_model(path: Path, timeout_s: float) -> dict[str, Any]:
         result |= {"versions": list(layout.versions), "task": layout.settings.task, "engine": layout.settings.engine}
         findings += examine_fit(layout.settings)
     known = {found.code for found in findings if not found.is_warning}
-    if layout.settings is not None and known <= OF_THE_TASK:
+    if layout.settings is not None and known <= TASK_FILE_PROBLEMS:
         for version in layout.versions:
             facts, found = try_version(path, version, timeout_s)
-            findings += [each for each in found if not (known and each.code in OF_THE_TASK)]
+            findings += [each for each in found if not (known and each.code in TASK_FILE_PROBLEMS)]
             findings += examine_precision(version_settings(path, version, layout.settings), facts)
             result |= facts | ({"version": version} if facts else {})
     report = as_json(findings)

@@ -19,12 +19,12 @@ from penstock.models.check.findings import (
     warning,
 )
 from penstock.models.check.version_files import examine_files, explain_missing_file, is_model_file
-from penstock.models.folder import MODEL_ONLY, NAME, VERSION_FILE, choose_versions, leads_out
+from penstock.models.folder import MODEL_ONLY, NAME, VERSION_FILE, choose_versions, is_outside
 from penstock.models.model_yaml import DEFAULT_FILES, ModelSettings
 
 SETTINGS_FILE = "model.yaml"
 NOT_SETTINGS = ("model.yml", "Model.yaml", "config.yaml", "config.yml", "config.pbtxt", "model-settings.json")
-NOT_OF_A_VERSION = (SETTINGS_FILE, "requirements.txt", "README.md", "LICENSE", ".gitignore")
+NOT_VERSION_FILES = (SETTINGS_FILE, "requirements.txt", "README.md", "LICENSE", ".gitignore")
 # By the reason of a settings error: the finding's code and advice.
 _SETTINGS_ADVICE = {
     "invalid_yaml": (
@@ -69,7 +69,7 @@ def _examine(layout: Layout) -> None:
     settings: ModelSettings | None = ModelSettings()
     if not settings_file.is_file():
         found.append(_no_settings_finding(path, children))
-    elif leads_out(settings_file, path):
+    elif is_outside(settings_file, path):
         found.append(outside_link(settings_file))
         return
     else:
@@ -81,7 +81,7 @@ def _examine(layout: Layout) -> None:
 
 
 def looks_like_a_model(path: Path) -> bool:
-    """Return whether a folder looks like a model, because the folder has version folders or model files."""
+    """Return whether a folder without model.yaml seems to be a model, as it has version folders or model files."""
     try:
         children = list(path.iterdir())
         return any(is_model_file(child) or (child.is_dir() and _parse_version(child.name)) for child in children)
@@ -128,7 +128,7 @@ def _explain_fault(fault: ConfigError) -> Finding:
 
 
 def _read_valid_settings(file: Path) -> ModelSettings:
-    """Return the valid keys of an invalid model.yaml, so that the check can still tell which files to expect."""
+    """Return the valid keys of an invalid model.yaml, from which the check knows which files to expect."""
     import yaml
 
     try:
@@ -145,7 +145,7 @@ def _examine_versions(layout: Layout, settings: ModelSettings, children: list[Pa
     """Check the version folders, and return the versions that would be served."""
     path, found = layout.path, layout.findings
     folders = [child for child in children if child.is_dir() and not child.name.startswith((".", "__"))]
-    outside = [child for child in folders if leads_out(child, path)]
+    outside = [child for child in folders if is_outside(child, path)]
     folders = [child for child in folders if child not in outside]
     found += [outside_link(child) for child in outside if _parse_version(child.name)]
     numbers = sorted(int(child.name) for child in folders if _parse_version(child.name) == child.name)
@@ -163,7 +163,7 @@ def _examine_versions(layout: Layout, settings: ModelSettings, children: list[Pa
     for number in chosen:
         folder = path / str(number)
         links = [each for each in sorted(folder.rglob("*")) if each.is_symlink() and not each.name.startswith(".")]
-        linked = [outside_link(each) for each in links if leads_out(each, path)]
+        linked = [outside_link(each) for each in links if is_outside(each, path)]
         found += [replace(each, version=str(number)) for each in linked or examine_files(folder, named[number])]
     return tuple(str(number) for number in chosen)
 
@@ -171,7 +171,7 @@ def _examine_versions(layout: Layout, settings: ModelSettings, children: list[Pa
 def _read_version_settings(layout: Layout, settings: ModelSettings, number: int) -> ModelSettings:
     file = layout.path / str(number) / VERSION_FILE
     is_sound = layout.settings is not None and not any(found.code in _SETTINGS_ADVICE for found in layout.findings)
-    if not file.is_file() or not is_sound or leads_out(file, layout.path):
+    if not file.is_file() or not is_sound or is_outside(file, layout.path):
         return settings
     found, faults = validate_yaml(file, ModelSettings, layout.path / SETTINGS_FILE, MODEL_ONLY)
     layout.findings += [replace(found, version=str(number)) for found in _explain_faults(faults)]
@@ -196,7 +196,7 @@ def _version_name_finding(child: Path, numbers: list[int], has_version: bool) ->
 
 
 def _parse_version(name: str) -> str:
-    """Return the number in a folder's name, for example 1 for v1, 01 and version-1; empty for a name without number."""
+    """Return the number in a folder's name, for example "1" for v1, 01 and version-1, or an empty text."""
     match = re.fullmatch(r"(?:v|ver|version)?[-_.]?0*([0-9]+)(?:\.0)*", name.lower())
     if match is None:
         return "1" if name.lower() in ("latest", "current", "default") else ""
@@ -212,7 +212,7 @@ def _contains_model(folder: Path) -> bool:
 
 def _no_version_finding(path: Path, settings: ModelSettings, children: list[Path]) -> Finding:
     target = path / "1"
-    beside = [child for child in children if child.name not in NOT_OF_A_VERSION and not child.is_dir()]
+    beside = [child for child in children if child.name not in NOT_VERSION_FILES and not child.is_dir()]
     if any(is_model_file(child) or child.name == settings.file for child in beside):
         names = ", ".join(child.name for child in beside)
         message = f"{path} has no version folder; beside {SETTINGS_FILE} there is {names}"

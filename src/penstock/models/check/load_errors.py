@@ -80,7 +80,7 @@ def explain_load_error(error: Exception) -> Finding:
 
 
 def explain_trial_error(error: Exception, settings: ModelSettings) -> Finding:
-    """Explain an error of the sample request: a problem if the model has a fault, a warning if the request may have."""
+    """Explain an error of the sample request: a problem if the model is faulty, a warning if the request may be."""
     message = get_message(error)
     reason = error.reason if isinstance(error, PenstockError) else ""
     if isinstance(error, InvalidRequest | RequestTooLarge):
@@ -106,7 +106,7 @@ def explain_trial_error(error: Exception, settings: ModelSettings) -> Finding:
 
 
 def _finding_code(error: Exception, whole: str) -> str:
-    """Return the finding's code, from the error's reason, or from the error's message if the model's code failed."""
+    """Return the finding's code: the error's reason, or else a code derived from the error's message."""
     reason = error.reason if isinstance(error, PenstockError) else ""
     if reason not in LOADING_ADVICE or reason == "python_load":
         codes = (code for pattern, code in _CODES_BY_MESSAGE if re.search(pattern, whole))

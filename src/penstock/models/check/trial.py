@@ -1,4 +1,4 @@
-"""The program of a model's trial: loads a version like a worker and runs a sample request. It may crash or hang."""
+"""The program that tries a model: loads a version as a worker does, and runs a sample request. It may crash or hang."""
 
 import faulthandler
 import json
@@ -30,7 +30,7 @@ STREAMED = 3  # number of answers that are read from a decoupled model
 
 
 class Trial:
-    """Runs one trial of a model's version."""
+    """Loads one version of a model, runs sample requests, and reports problems."""
 
     def __init__(self, folder: Path, version: str, timeout_s: float) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ class Trial:
         return Finding("timed_out", message, "Find out why the model waits, or allow more time: --timeout SECONDS")
 
     def _abort_hanging(self, report: Callable[[dict[str, object]], object]) -> None:
-        """Abort the process that hangs (a Python model's, or this one), so that Python writes its traceback."""
+        """Abort the hanging process (of a Python model, or else this one), so that Python writes its traceback."""
         self._is_late = True
         children = psutil.Process().children()
         for child in children:
@@ -109,8 +109,8 @@ def _make_request(inputs: Mapping[str, Array]) -> TaskRequest:
 
 
 def _try_batch(block: LoadedBlock, inputs: Mapping[str, Array]) -> list[Finding]:
-    """Run two requests as one batch, like a worker that joins requests."""
-    if block.runs != "batches":  # requests of other models are never joined
+    """Run two sample requests as one batch, as a worker would join them."""
+    if block.request_mode != "batches":  # requests of other models are never joined
         return []
     pieces = [block.task.prepare(_make_request(inputs)).pieces[0] for _ in range(2)]
     if pieces[0].key != pieces[1].key:

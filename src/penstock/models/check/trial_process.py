@@ -1,4 +1,4 @@
-"""Runs a model's trial in a separate process, and returns the trial's findings, or that the process crashed or hung."""
+"""Runs the program `trial` for a model in a separate process, which may crash or hang, and returns the findings."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _DOING = {"": "started", "load": "loaded the model", "request": "answered a requ
 
 
 def try_version(folder: Path, version: str, timeout_s: float) -> tuple[dict[str, Any], list[Finding]]:
-    """Try to load and run a version; return properties of the model, and the findings."""
+    """Try to load and run a version in a separate process; return the model's properties and the findings."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as words, os.fdopen(reading, "rb", buffering=0) as pipe:
         try:
@@ -37,7 +37,7 @@ def try_version(folder: Path, version: str, timeout_s: float) -> tuple[dict[str,
             _kill(process)
         last = steps[-1] if steps else {}
         if "facts" in last:
-            return last["facts"], _findings(last, version)
+            return last["facts"], _make_findings(last, version)
         stages = [str(step["stage"]) for step in steps]
         is_late |= "late" in stages
         doing = _DOING[next((stage for stage in reversed(stages) if stage != "late"), "")]
@@ -45,18 +45,18 @@ def try_version(folder: Path, version: str, timeout_s: float) -> tuple[dict[str,
 
 
 def _start_process(
-    folder: Path, version: str, timeout_s: float, fd: int, words: IO[bytes]
+    folder: Path, version: str, timeout_s: float, fd: int, stderr_file: IO[bytes]
 ) -> "subprocess.Popen[bytes]":
     # -P: a model must not import modules from the current folder.
     command = [sys.executable, "-P", "-m", "penstock.models.check.trial", str(folder), version, str(timeout_s), str(fd)]
     # In a session of its own, so that its children can be ended with it.
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, pass_fds=[fd], start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=stderr_file, stderr=stderr_file, pass_fds=[fd], start_new_session=True
     )
 
 
 def _read_steps(pipe: IO[bytes], deadline: float) -> tuple[list[dict[str, Any]], bool]:
-    """Return the steps that the process reported, and whether the deadline passed before its last report."""
+    """Return the reports of the trial process, and whether the deadline passed before its last report."""
     output = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -85,30 +85,30 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _findings(last: dict[str, Any], version: str) -> list[Finding]:
+def _make_findings(last_report: dict[str, Any], version: str) -> list[Finding]:
     return [
         Finding(each["code"], each["message"], each.get("advice", ""), is_warning, version)
         for key, is_warning in (("problems", False), ("warnings", True))
-        for each in last[key]
+        for each in last_report[key]
     ]
 
 
-def _explain_end(doing: str, version: str, code: int, is_late: bool, timeout_s: float, words: str) -> Finding:
+def _explain_end(doing: str, version: str, code: int, is_late: bool, timeout_s: float, last_lines: str) -> Finding:
     if is_late:
-        message = f"version {version} hung while it {doing}: there was no response within {timeout_s:g} s{words}"
+        message = f"version {version} hung while it {doing}: there was no response within {timeout_s:g} s{last_lines}"
         return Finding(
             "timed_out", message, "Find out why the model waits, or allow more time: --timeout SECONDS", version=version
         )
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    message = f"version {version} crashed the process that {doing} ({how}){words}"
+    message = f"version {version} crashed the process that {doing} ({how}){last_lines}"
     advice = (
         "The model would crash its worker each time. Try another engine (onnx, openvino), or export the model again."
     )
     return Finding("crashed", message, advice, version=version)
 
 
-def _read_last_lines(words: IO[bytes]) -> str:
-    words.seek(0)
-    lines = words.read().decode(errors="replace").splitlines()
+def _read_last_lines(stderr_file: IO[bytes]) -> str:
+    stderr_file.seek(0)
+    lines = stderr_file.read().decode(errors="replace").splitlines()
     shown = [line for line in lines if line.strip() and not any(own in line for own in _OWN_LINES)]
     return "".join(f"\n{line}" for line in shown[-LAST_LINES:])

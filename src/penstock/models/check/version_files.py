@@ -48,7 +48,7 @@ def is_model_file(path: Path) -> bool:
 
 
 def explain_missing_file(folder: Path, settings: ModelSettings) -> Finding:
-    """Explain why a version's folder lacks the model's file."""
+    """Return a finding for a version's folder without the model's file, with advice that depends on its other files."""
     file = folder / settings.file
     if file.is_symlink():
         return dangling_link(file)

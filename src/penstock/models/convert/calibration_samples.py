@@ -1,4 +1,4 @@
-"""Collects samples for calibration, and separate samples for measuring accuracy."""
+"""Collects sample requests for calibrating a quantization, and others for measuring its accuracy."""
 
 import json
 import random
@@ -20,12 +20,12 @@ from penstock.tasks.images.png import encode_png
 
 Groups = Sequence[Sequence[TaskRequest]]
 
-CALIBRATION = 128
-REHEARSED = 32
+CALIBRATION_SAMPLES = 128
+REHEARSAL_SAMPLES = 32
 QUERIES, PASSAGES = 60, 240  # number of texts that are held out for measuring
-LISTS = 20  # of pairs that are held out: LISTS queries, each with LISTS passages
-RANDOM = 16
-FEWEST = 4  # samples in total
+LIST_COUNT = 20  # LIST_COUNT queries, each with LIST_COUNT passages, are held out as pairs
+RANDOM_SAMPLES = 16
+MIN_SAMPLES = 4  # samples in total
 OPEN_SIZE = 8  # used for open dimensions
 SEED = 17
 IMAGES = (".jpg", ".jpeg", ".png")
@@ -33,7 +33,10 @@ IMAGES = (".jpg", ".jpeg", ".png")
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Calibration samples and held-out samples, in groups: queries and passages, lists of pairs, or one group."""
+    """Sample requests for calibration, and held-out ones for measuring accuracy.
+
+    Both are in groups: queries and passages, or a list of pairs per query, or a single group.
+    """
 
     source: str
     unit: str
@@ -41,16 +44,16 @@ class Samples:
     held_out: Groups
 
     @property
-    def learnt(self) -> list[TaskRequest]:
+    def calibration_requests(self) -> list[TaskRequest]:
         return [request for group in self.calibration for request in group]
 
     @property
     def held_out_count(self) -> int:
         return sum(map(len, self.held_out))
 
-    def rehearsal(self) -> "Samples":
-        """Return samples for comparing recipes: some calibration samples take the place of the held-out samples."""
-        count = max(1, REHEARSED // len(self.calibration))
+    def make_rehearsal(self) -> "Samples":
+        """Return samples for choosing a quantization recipe, which must not use the held-out samples."""
+        count = max(1, REHEARSAL_SAMPLES // len(self.calibration))
         groups = [group[:count] for group in self.calibration]
         return Samples(self.source, self.unit, self.calibration, groups)
 
@@ -60,20 +63,20 @@ class Samples:
         return [request for group in self.held_out for request in group[:per_group]][:count]
 
 
-def collect(task_name: str, task: AnyTask, given: Path | None) -> Samples:
-    """Collect samples from the user's file or folder `given`, or from Penstock's own data for the task's inputs."""
+def collect_samples(task_name: str, task: AnyTask, user_path: Path | None) -> Samples:
+    """Collect samples from the user's file or folder `user_path`, or from Penstock's own data for the task's inputs."""
     names = {spec.name for spec in task.signature.inputs}
     if names == {"query", "passage"}:
-        return _build_pair_samples(_collect_texts(given))
+        return _build_pair_samples(_collect_texts(user_path))
     if names == {"text"}:
-        texts = _collect_texts(given)
+        texts = _collect_texts(user_path)
         if load_description(task_name).comparison.ranks_texts:
             return _build_text_samples(texts)
         return _build_one_group(texts.source, "texts", _mix_texts(texts))
     if names == {"image"} and task.signature.inputs[0].datatype == BYTES:
-        source, files = _read_images(given)
+        source, files = _read_images(user_path)
         return _build_one_group(source, "images", [_request(image=file) for file in files])
-    return _read_tensor_samples(task.signature.inputs, given)
+    return _read_tensor_samples(task.signature.inputs, user_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +86,19 @@ class _Texts:
     passages: Sequence[str]
 
 
-def _collect_texts(given: Path | None) -> _Texts:
+def _collect_texts(user_path: Path | None) -> _Texts:
     rng = random.Random(SEED)
-    if given is None:
+    if user_path is None:
         short, long = queries(), passages()
         rng.shuffle(short)
         rng.shuffle(long)
         return _Texts("penstock's own texts", short, long)
-    texts = _read_texts(given)
+    texts = _read_texts(user_path)
     rng.shuffle(texts)
     # The shorter third of the texts become queries, the longer texts passages.
     border = sorted(map(len, texts))[len(texts) // 3]
     short = [text for text in texts if len(text) <= border]
-    return _Texts(str(given), short, [text for text in texts if len(text) > border] or short)
+    return _Texts(str(user_path), short, [text for text in texts if len(text) > border] or short)
 
 
 def _read_texts(file: Path) -> list[str]:
@@ -108,8 +111,10 @@ def _read_texts(file: Path) -> list[str]:
     if file.suffix in (".jsonl", ".ndjson"):
         lines = [_read_text_line(file, number, line) for number, line in enumerate(lines, 1)]
     texts = list(dict.fromkeys(lines))
-    if len(texts) < FEWEST:
-        raise ConfigError(f"--calibration {file}: has {len(texts)} different texts; give at least {FEWEST}, better 300")
+    if len(texts) < MIN_SAMPLES:
+        raise ConfigError(
+            f"--calibration {file}: has {len(texts)} different texts; give at least {MIN_SAMPLES}, better 300"
+        )
     return texts
 
 
@@ -125,8 +130,8 @@ def _read_text_line(file: Path, number: int, line: str) -> str:
 
 
 def _build_text_samples(texts: _Texts) -> Samples:
-    held_queries, learnt_queries = _hold_out(texts.queries, QUERIES, CALIBRATION // 2)
-    held_passages, learnt_passages = _hold_out(texts.passages, PASSAGES, CALIBRATION // 2)
+    held_queries, learnt_queries = _hold_out(texts.queries, QUERIES, CALIBRATION_SAMPLES // 2)
+    held_passages, learnt_passages = _hold_out(texts.passages, PASSAGES, CALIBRATION_SAMPLES // 2)
     learnt, held_out = (
         [[_request(text=text) for text in group] for group in groups]
         for groups in ((learnt_queries, learnt_passages), (held_queries, held_passages))
@@ -137,13 +142,13 @@ def _build_text_samples(texts: _Texts) -> Samples:
 def _mix_texts(texts: _Texts) -> list[TaskRequest]:
     both = [*texts.queries, *texts.passages]
     random.Random(SEED).shuffle(both)
-    return [_request(text=text) for text in both[: QUERIES + PASSAGES + CALIBRATION]]
+    return [_request(text=text) for text in both[: QUERIES + PASSAGES + CALIBRATION_SAMPLES]]
 
 
 def _build_pair_samples(texts: _Texts) -> Samples:
-    """Pair each held-out query with its own passages, so that no passage is counted twice."""
-    held_queries, learnt_queries = _hold_out(texts.queries, LISTS, CALIBRATION // 2)
-    held_passages, learnt_passages = _hold_out(texts.passages, LISTS * LISTS, CALIBRATION // 2)
+    """Pair each held-out query with passages that no other query gets, so that no passage is counted twice."""
+    held_queries, learnt_queries = _hold_out(texts.queries, LIST_COUNT, CALIBRATION_SAMPLES // 2)
+    held_passages, learnt_passages = _hold_out(texts.passages, LIST_COUNT * LIST_COUNT, CALIBRATION_SAMPLES // 2)
     per_query = max(2, len(held_passages) // len(held_queries))
     lists = [
         [
@@ -157,20 +162,20 @@ def _build_pair_samples(texts: _Texts) -> Samples:
     return Samples(texts.source, "pairs", [learnt], lists)
 
 
-def _hold_out(texts: Sequence[str], held: int, learnt: int) -> tuple[Sequence[str], Sequence[str]]:
-    count = min(held, max(1, len(texts) // 2))
-    return texts[:count], texts[count : count + learnt] or texts[:1]
+def _hold_out(texts: Sequence[str], held_out_count: int, calibration_count: int) -> tuple[Sequence[str], Sequence[str]]:
+    count = min(held_out_count, max(1, len(texts) // 2))
+    return texts[:count], texts[count : count + calibration_count] or texts[:1]
 
 
-def _read_images(given: Path | None) -> tuple[str, list[bytes]]:
-    if given is None:
+def _read_images(user_path: Path | None) -> tuple[str, list[bytes]]:
+    if user_path is None:
         return "parts of penstock's own photographs", [part for photo in photos() for part in _split_into_halves(photo)]
-    if not given.is_dir():
-        raise ConfigError(f"--calibration {given}: must be a folder of images ({', '.join(IMAGES)})")
-    files = sorted(file for file in given.iterdir() if file.suffix.lower() in IMAGES)
-    if len(files) < FEWEST:
-        raise ConfigError(f"--calibration {given}: has {len(files)} images; give at least {FEWEST}, better 50")
-    return str(given), [file.read_bytes() for file in files[: 2 * CALIBRATION]]
+    if not user_path.is_dir():
+        raise ConfigError(f"--calibration {user_path}: must be a folder of images ({', '.join(IMAGES)})")
+    files = sorted(file for file in user_path.iterdir() if file.suffix.lower() in IMAGES)
+    if len(files) < MIN_SAMPLES:
+        raise ConfigError(f"--calibration {user_path}: has {len(files)} images; give at least {MIN_SAMPLES}, better 50")
+    return str(user_path), [file.read_bytes() for file in files[: 2 * CALIBRATION_SAMPLES]]
 
 
 def _split_into_halves(photo: bytes) -> list[bytes]:
@@ -182,18 +187,18 @@ def _split_into_halves(photo: bytes) -> list[bytes]:
     return [b"".join(encode_png((middle, image.height), [half], None)) for half in halves]
 
 
-def _read_tensor_samples(inputs: Sequence[TensorSpec], given: Path | None) -> Samples:
-    if given is None:
-        rngs = [np.random.default_rng(seed) for seed in range(2 * RANDOM)]
+def _read_tensor_samples(inputs: Sequence[TensorSpec], user_path: Path | None) -> Samples:
+    if user_path is None:
+        rngs = [np.random.default_rng(seed) for seed in range(2 * RANDOM_SAMPLES)]
         requests = [TaskRequest([_random_tensor(spec, rng) for spec in inputs], []) for rng in rngs]
         return _build_one_group("random numbers", "samples", requests)
     try:
-        with np.load(given, allow_pickle=False) as stored:
+        with np.load(user_path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except (OSError, ValueError, AttributeError) as error:
         advice = getattr(error, "strerror", None) or "write one with numpy.savez"
-        raise ConfigError(f"--calibration {given}: must be an .npz file of the model's inputs: {advice}") from error
-    return _build_one_group(str(given), "samples", _split_rows(given, inputs, arrays))
+        raise ConfigError(f"--calibration {user_path}: must be an .npz file of the model's inputs: {advice}") from error
+    return _build_one_group(str(user_path), "samples", _split_rows(user_path, inputs, arrays))
 
 
 def _split_rows(file: Path, inputs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> list[TaskRequest]:
@@ -204,8 +209,8 @@ def _split_rows(file: Path, inputs: Sequence[TensorSpec], arrays: Mapping[str, A
     if len(counts) > 1 or counts == {()}:
         raise ConfigError(f"--calibration {file}: the first dimension of all its arrays must be the number of samples")
     (count,) = counts.pop()
-    if count < FEWEST:
-        raise ConfigError(f"--calibration {file}: has {count} samples; give at least {FEWEST}, better 100")
+    if count < MIN_SAMPLES:
+        raise ConfigError(f"--calibration {file}: has {count} samples; give at least {MIN_SAMPLES}, better 100")
     return [TaskRequest([_to_tensor(file, spec, arrays[spec.name][i]) for spec in inputs], []) for i in range(count)]
 
 
@@ -234,8 +239,8 @@ def _random_tensor(spec: TensorSpec, rng: np.random.Generator) -> Tensor:
 
 
 def _build_one_group(source: str, unit: str, requests: Sequence[TaskRequest]) -> Samples:
-    """Return the samples as one group; hold out every other sample, so that both halves are similar."""
-    return Samples(source, unit, [requests[1::2][:CALIBRATION]], [requests[::2][: QUERIES + PASSAGES]])
+    """Return the samples as one group; every other sample is held out, so that both halves are similar."""
+    return Samples(source, unit, [requests[1::2][:CALIBRATION_SAMPLES]], [requests[::2][: QUERIES + PASSAGES]])
 
 
 def _request(**items: str | bytes) -> TaskRequest:

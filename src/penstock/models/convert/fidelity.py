@@ -1,4 +1,4 @@
-"""Measures the accuracy of a model's variants: the similarity of answers to the answers of the original in FP32."""
+"""Measures the accuracy of a converted model: how similar its answers are to those of the original in FP32."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ def answer_all(model: LoadedModel, groups: Sequence[Sequence[TaskRequest]]) -> A
 
 
 class Reference:
-    """Computes the original model's answers once, and compares each variant's answers with the original's."""
+    """The original model's answers, which are computed once; compares each converted variant's answers with them."""
 
     def __init__(self, task: str, original: LoadedModel, samples: Samples) -> None:
         self._task = task
@@ -42,11 +42,11 @@ class Reference:
         return compare_answers(self._task, self._answers, answer_all(variant, self._samples.held_out))
 
 
-def compare_answers(task: str, expected: Answers, found: Answers) -> Fidelity:
-    if _are_finite(expected) and not _are_finite(found):
+def compare_answers(task: str, expected: Answers, actual: Answers) -> Fidelity:
+    if _are_finite(expected) and not _are_finite(actual):
         raise ConfigError("the variant's answers are NaN or infinite, but the original's answers are finite")
     comparison = load_description(task).comparison
-    value, details = comparison.compare(expected, found)
+    value, details = comparison.compare(expected, actual)
     return Fidelity(comparison.measure, round(value, 6), sum(map(len, expected)), details, comparison.unit)
 
 

@@ -1,4 +1,4 @@
-"""The conversion methods: chooses the methods for a model, and converts the model."""
+"""The methods for converting a model to another precision: chooses suitable methods, and performs a conversion."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,10 +37,10 @@ class Method:
         return {**found, "instances": {"device": "cuda"}} if self.engine == "tensorrt" else found
 
     @property
-    def measured_with(self) -> str:
+    def measuring_engine(self) -> str:
         """Return the engine with which the converted file's accuracy is measured.
 
-        ONNX Runtime measures files for TensorRT without a GPU; the answers are the same.
+        For TensorRT's files this is ONNX Runtime, which gives the same answers without a GPU.
         """
         return "onnx" if self.engine == "tensorrt" else self.engine
 
@@ -80,24 +80,25 @@ def choose(precision: str, name: str, source: Path, settings: ModelSettings) -> 
     if name == "auto":
         # The speed of files for TensorRT cannot be measured here, so `auto` leaves them out.
         known = tuple(each for each in known if (each.engine == "tensorrt") == (settings.engine == "tensorrt"))
-        fitting = [method for method in known if why_not(method, source, settings) is None]
+        fitting = [method for method in known if explain_unsuitable(method, source, settings) is None]
         if precision == "fp16":  # fp16 is chosen for its size, so the engine does not change
             fitting = [method for method in fitting if method.engine == settings.engine] or fitting
         if not fitting:
             raise ConfigError(
-                f"{source}: " + (why_not(known[-1], source, settings) or "no conversion method fits this model")
+                f"{source}: "
+                + (explain_unsuitable(known[-1], source, settings) or "no conversion method fits this model")
             )
         return fitting
     method = next((method for method in known if method.name == name), None)
     if method is None:
         names = ", ".join(method.name for method in known)
         raise ConfigError(f"--method {name} does not convert to {precision}; use auto or one of {names}")
-    if reason := why_not(method, source, settings):
+    if reason := explain_unsuitable(method, source, settings):
         raise ConfigError(f"--method {name}: {reason}")
     return [method]
 
 
-def why_not(method: Method, source: Path, settings: ModelSettings) -> str | None:
+def explain_unsuitable(method: Method, source: Path, settings: ModelSettings) -> str | None:
     """Return why a method cannot convert a model on this machine; None if the method can."""
     if method.engine != "openvino" and source.suffix == ".xml":
         return f"{source.name} is OpenVINO's own format, which only --method openvino converts"
@@ -109,7 +110,7 @@ def why_not(method: Method, source: Path, settings: ModelSettings) -> str | None
 
 
 class Converter:
-    """Converts the file of one model with any method."""
+    """Converts one model's file, with whichever method is requested."""
 
     def __init__(self, original: ModelFile, loaded: LoadedModel, samples: Samples, floor: float) -> None:
         self._original = original
@@ -138,26 +139,26 @@ class Converter:
 
     def _prepare_calibration(self) -> list[BatchArrays]:
         """Return the network's inputs for each piece of the calibration samples."""
-        return [join(self._loaded, [piece]) for piece in prepare_all(self._loaded, self._samples.learnt)]
+        return [join(self._loaded, [piece]) for piece in prepare_all(self._loaded, self._samples.calibration_requests)]
 
     def model_file(self, method: Method, file: Path) -> ModelFile:
         settings = method.settings(file.name)
-        changes = {"engine": method.measured_with, "precision": settings["precision"], "file": settings["file"]}
+        changes = {"engine": method.measuring_engine, "precision": settings["precision"], "file": settings["file"]}
         return ModelFile(file, self._original.folder, self._original.settings.model_copy(update=changes))
 
     def _search_recipe(
         self, method: Method, target: Path, folder: Path, report: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Try calibration methods, and sets of nodes that stay in floating point.
+        """Find the most accurate way to quantize: try calibration methods, and sets of nodes that stay unquantized.
 
-        Write the most accurate file, and return the recipe of this file.
+        Write the most accurate file, and return its recipe.
         """
         from penstock.engines.onnx.static_quantizer import METHODS as CALIBRATIONS
         from penstock.engines.onnx.static_quantizer import StaticQuantizer
 
         task, floor = self._original.settings.task, self._floor
         wanted = floor + (MARGIN_DB if load_description(task).comparison.unit == "dB" else MARGIN * (1 - floor))
-        rehearsal = Reference(task, self._loaded, self._samples.rehearsal())
+        rehearsal = Reference(task, self._loaded, self._samples.make_rehearsal())
         folder.mkdir(parents=True)
         is_for_gpu = method.engine == "tensorrt"
         quantizer = StaticQuantizer(self._original.file, self._prepare_calibration(), folder, is_for_gpu=is_for_gpu)

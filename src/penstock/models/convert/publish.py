@@ -23,8 +23,8 @@ OWN = (VERSION_FILE, REPORT)
 
 
 @contextmanager
-def staging(model: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside the version folders; first, remove hidden folders of killed runs."""
+def create_staging_folder(model: Path) -> Iterator[Path]:
+    """Yield a new hidden folder beside the version folders, after removing the hidden folders of killed runs."""
     try:
         _remove_stale_folders(model)
         folder = Path(mkdtemp(prefix=PREFIX, dir=model))
@@ -40,8 +40,10 @@ def staging(model: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def fill(folder: Path, model: ModelFolder, version: str, weights: set[str], settings: Mapping[str, Any]) -> None:
-    """Copy the version's other files into `folder`, and write a version.yaml with the settings that differ."""
+def copy_other_files(
+    folder: Path, model: ModelFolder, version: str, weights: set[str], settings: Mapping[str, Any]
+) -> None:
+    """Copy a version's files, except its weights, into `folder`, and write a version.yaml with changed settings."""
     source = model.path / version
     try:
         for beside in source.iterdir():
@@ -96,7 +98,7 @@ def _newest_version(model: Path) -> int:
 
 
 def _remove_stale_folders(model: Path) -> None:
-    """Remove the hidden folders that killed runs left, which no process locks any more."""
+    """Remove the hidden folders of killed runs; those of live runs are locked."""
     for folder in model.glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / LOCK, os.O_RDWR)

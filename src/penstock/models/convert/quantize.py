@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.engines.onnx.onnx_variants import weight_files, weighted_nodes
-from penstock.models.convert.calibration_samples import Samples, collect
+from penstock.engines.onnx.onnx_variants import find_weighted_nodes, weight_files
+from penstock.models.convert.calibration_samples import Samples, collect_samples
 from penstock.models.convert.fidelity import Fidelity, Reference
 from penstock.models.convert.methods import Converter, Method, choose, method_of
-from penstock.models.convert.publish import fill, original_of, publish, read_report, staging
-from penstock.models.convert.report import FP32, ORIGINAL, Conversion, Order, QuantizationRun, build_report
-from penstock.models.convert.speed import REQUESTS, Speed, take_turns
+from penstock.models.convert.publish import copy_other_files, create_staging_folder, original_of, publish, read_report
+from penstock.models.convert.report import (
+    FP32,
+    ORIGINAL,
+    Conversion,
+    QuantizationOptions,
+    QuantizationRun,
+    build_report,
+)
+from penstock.models.convert.speed import REQUESTS, Speed, measure_speeds
 from penstock.models.engine_choice.candidates import choose_by_features
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import LoadedModel, ModelFile, load_model
@@ -26,7 +33,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class QuantizationOutcome:
     """The outcome of a quantization: if nothing was published, `version` is empty and `refusal` has the reason."""
 
     report: Mapping[str, Any]
@@ -34,42 +41,50 @@ class Quantized:
     refusal: str = ""
 
 
-def quantize(folder: ModelFolder, order: Order, show: Progress = lambda _: None) -> Quantized:
-    version = order.version or folder.versions[-1]
+def quantize(
+    folder: ModelFolder, options: QuantizationOptions, show_progress: Progress = lambda _: None
+) -> QuantizationOutcome:
+    version = options.version or folder.versions[-1]
     original = _find_original(folder, version)
-    methods = choose(order.precision, order.method, original.file, original.settings)
+    methods = choose(options.precision, options.method, original.file, original.settings)
     original = _use_comparison_engine(original)
     floor = (
-        load_description(original.settings.task).comparison.floor if order.min_accuracy is None else order.min_accuracy
+        load_description(original.settings.task).comparison.floor
+        if options.min_accuracy is None
+        else options.min_accuracy
     )
-    with staging(folder.path) as staged, ExitStack() as loaded:
-        show(f"loading version {version}")
+    with create_staging_folder(folder.path) as staged, ExitStack() as loaded:
+        show_progress(f"loading version {version}")
         settings = original.settings.model_copy(update={"precision": "fp32"})
         in_fp32 = loaded.enter_context(load_model(replace(original, settings=settings)))
-        _check_file(original.file, in_fp32, order.precision, version)
-        samples = collect(original.settings.task, in_fp32.task, order.calibration)
+        _check_file(original.file, in_fp32, options.precision, version)
+        samples = collect_samples(original.settings.task, in_fp32.task, options.calibration)
         converter = Converter(original, in_fp32, samples, floor)
-        candidates = [_try_to_convert(converter, method, staged / ".work" / method.name, show) for method in methods]
-        candidates, speeds, served_in = _measure(candidates, original, in_fp32, samples, show)
+        candidates = [
+            _try_to_convert(converter, method, staged / ".work" / method.name, show_progress) for method in methods
+        ]
+        candidates, speeds, served_in = _measure(candidates, original, in_fp32, samples, show_progress)
         chosen = _choose(candidates, speeds[ORIGINAL], floor)
-        run = QuantizationRun(folder, version, order, floor, samples, original, candidates, speeds, served_in)
+        run = QuantizationRun(folder, version, options, floor, samples, original, candidates, speeds, served_in)
         report = build_report(run, chosen)
         if chosen is None:
-            return Quantized(report, refusal="; ".join(each.problem for each in candidates))
+            return QuantizationOutcome(report, refusal="; ".join(each.problem for each in candidates))
         assert chosen.fidelity is not None
-        if chosen.fidelity.value < floor and not order.is_forced:
-            return Quantized(report, refusal=_explain_refusal(chosen.fidelity, floor, order, methods))
-        show("publishing")
-        return Quantized(report, version=_publish(folder, version, chosen, staged, report, order))
+        if chosen.fidelity.value < floor and not options.is_forced:
+            return QuantizationOutcome(report, refusal=_explain_refusal(chosen.fidelity, floor, options, methods))
+        show_progress("publishing")
+        return QuantizationOutcome(report, version=_publish(folder, version, chosen, staged, report, options))
 
 
 def publish_variant(folder: ModelFolder, version: str, engine: str, precision: str) -> str:
-    """Convert a version to the engine and precision that tuning chose; publish and return a new version number.
+    """Convert a version to the engine and precision that tuning chose; publish it, and return its version number.
 
-    If the version was itself converted, its original is converted. The accuracy is not checked.
+    If `version` was itself converted, convert its original. The accuracy is not checked.
     """
-    order = Order(original_of(folder.path, version), precision, method_of(engine, precision).name, is_forced=True)
-    outcome = quantize(folder, order)
+    options = QuantizationOptions(
+        original_of(folder.path, version), precision, method_of(engine, precision).name, is_forced=True
+    )
+    outcome = quantize(folder, options)
     if not outcome.version:
         raise ConfigError(outcome.refusal)
     return outcome.version
@@ -101,7 +116,7 @@ def _find_original(folder: ModelFolder, version: str) -> ModelFile:
 
 
 def _use_comparison_engine(original: ModelFile) -> ModelFile:
-    """Return the model with the engine for comparing answers: ONNX Runtime on the CPU replaces TensorRT."""
+    """Return the model with an engine that can run here, to compare answers: ONNX Runtime on the CPU for TensorRT."""
     if original.settings.engine != "tensorrt":
         return original
     instances = original.settings.instances.model_copy(update={"device": "cpu"})
@@ -112,44 +127,52 @@ def _check_file(file: Path, loaded: LoadedModel, precision: str, version: str) -
     found = loaded.signature.precision
     if found in ("int8", precision):
         raise ConfigError(f"version {version} is already {found}; quantize the version from which it was made")
-    if precision == "int8" and file.suffix != ".xml" and not weighted_nodes(file):
+    if precision == "int8" and file.suffix != ".xml" and not find_weighted_nodes(file):
         raise ConfigError(f"{file}: has nothing to quantize: no MatMul, Gemm or Conv with constant weights")
 
 
-def _try_to_convert(converter: Converter, method: Method, folder: Path, show: Progress) -> Conversion:
+def _try_to_convert(converter: Converter, method: Method, folder: Path, show_progress: Progress) -> Conversion:
     try:
-        file, recipe = converter.convert(method, folder, show)
+        file, recipe = converter.convert(method, folder, show_progress)
     except PenstockError as error:
         return Conversion(method, problem=error.message)
     return Conversion(method, file, recipe)
 
 
 def _measure(
-    candidates: Sequence[Conversion], original: ModelFile, in_fp32: LoadedModel, samples: Samples, show: Progress
+    candidates: Sequence[Conversion],
+    original: ModelFile,
+    in_fp32: LoadedModel,
+    samples: Samples,
+    show_progress: Progress,
 ) -> tuple[list[Conversion], dict[str, Speed], str]:
-    """Measure the candidates' accuracy, then all speeds in turns, including the original as served and in FP32."""
-    show("answering with the original in FP32")
+    """Measure the accuracy of all candidates, and then all speeds, also of the original as served and in FP32."""
+    show_progress("answering with the original in FP32")
     reference = Reference(original.settings.task, in_fp32, samples)
     with ExitStack() as stack:
         served = stack.enter_context(load_model(original))
         models = {FP32: in_fp32}
         if served.signature.precision != in_fp32.signature.precision:
             models[ORIGINAL] = served
-        found = [_measure_accuracy(each, reference, stack, models, show) for each in candidates]
-        speeds = take_turns(models, samples.pick_evenly(REQUESTS), show)
+        found = [_measure_accuracy(each, reference, stack, models, show_progress) for each in candidates]
+        speeds = measure_speeds(models, samples.pick_evenly(REQUESTS), show_progress)
         speeds.setdefault(ORIGINAL, speeds[FP32])
         timed = [replace(each, speed=speeds.get(each.method.name)) for each in found]
         return timed, speeds, served.signature.precision
 
 
 def _measure_accuracy(
-    candidate: Conversion, reference: Reference, stack: ExitStack, models: dict[str, LoadedModel], show: Progress
+    candidate: Conversion,
+    reference: Reference,
+    stack: ExitStack,
+    models: dict[str, LoadedModel],
+    show_progress: Progress,
 ) -> Conversion:
     """Load the candidate into `models` and measure its accuracy; record an error as the candidate's problem."""
     if candidate.file is None:
         return candidate
     name = candidate.method.name
-    show(f"measuring accuracy: {name}")
+    show_progress(f"measuring accuracy: {name}")
     try:
         loaded = stack.enter_context(load_model(candidate.file))
         fidelity = reference.compare(loaded)
@@ -160,7 +183,10 @@ def _measure_accuracy(
 
 
 def _choose(candidates: Sequence[Conversion], original: Speed, floor: float) -> Conversion | None:
-    """Return the accurate enough candidate with the largest sure speed gain, or else the most accurate candidate."""
+    """Return the fastest candidate that is accurate enough, or the most accurate one if none is.
+
+    Speeds are compared by `Speed.certain_gain`, in which noisy measurements count less.
+    """
     ready = [each for each in candidates if each.fidelity and each.speed]
     above = [each for each in ready if each.fidelity and each.fidelity.value >= floor]
     if above:
@@ -168,14 +194,14 @@ def _choose(candidates: Sequence[Conversion], original: Speed, floor: float) -> 
     return max(ready, key=lambda each: each.fidelity.value if each.fidelity else 0.0, default=None)
 
 
-def _explain_refusal(fidelity: Fidelity, floor: float, order: Order, methods: Sequence[Method]) -> str:
+def _explain_refusal(fidelity: Fidelity, floor: float, options: QuantizationOptions, methods: Sequence[Method]) -> str:
     unit = f" {fidelity.unit}" if fidelity.unit else ""
     result = (
         f"{fidelity.measure} {fidelity.value:.4f}{unit} is {floor - fidelity.value:.4f}{unit} below {floor:g}{unit}"
     )
     tried = {method.name for method in methods}
     advice = []
-    if order.precision == "int8":
+    if options.precision == "int8":
         others = [name for name in ("static", "openvino", "dynamic") if name not in tried]
         advice += [f"--method {' or '.join(others)}"] if others else []
         advice += ["--precision fp16"]
@@ -186,7 +212,12 @@ def _explain_refusal(fidelity: Fidelity, floor: float, order: Order, methods: Se
 
 
 def _publish(
-    folder: ModelFolder, version: str, chosen: Conversion, staged: Path, report: Mapping[str, Any], order: Order
+    folder: ModelFolder,
+    version: str,
+    chosen: Conversion,
+    staged: Path,
+    report: Mapping[str, Any],
+    options: QuantizationOptions,
 ) -> str:
     assert chosen.file is not None
     source = folder.file(version)
@@ -194,8 +225,8 @@ def _publish(
         file.rename(staged / file.name)
     shutil.rmtree(staged / ".work")
     weights = {file.name for file in weight_files(source)}
-    fill(staged, folder, version, weights, chosen.method.settings(chosen.file.file.name))
-    if order.has_to_keep_serving and folder.settings.versions == "latest":
+    copy_other_files(staged, folder, version, weights, chosen.method.settings(chosen.file.file.name))
+    if options.has_to_keep_serving and folder.settings.versions == "latest":
         # Before publishing, so that a server that restarts in between does not serve the new version.
         edit_settings(folder.path / "model.yaml", {"versions": [int(folder.versions[-1])]})
     return publish(staged, folder.path, report)

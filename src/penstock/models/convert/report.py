@@ -19,7 +19,7 @@ ORIGINAL, FP32 = "original", "fp32"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class QuantizationOptions:
     version: str = ""  # empty: the newest served version
     precision: str = "int8"
     method: str = "auto"
@@ -50,7 +50,7 @@ class Conversion:
 class QuantizationRun:
     folder: ModelFolder
     version: str
-    order: Order
+    options: QuantizationOptions
     floor: float
     samples: Samples
     original: ModelFile
@@ -66,11 +66,11 @@ def build_report(run: QuantizationRun, chosen: Conversion | None) -> dict[str, A
         "model": run.folder.name,
         "task": run.original.settings.task,
         "of_version": run.version,
-        "precision": run.order.precision,
+        "precision": run.options.precision,
         "samples": {
             "source": run.samples.source,
             "unit": run.samples.unit,
-            "calibration": len(run.samples.learnt),
+            "calibration": len(run.samples.calibration_requests),
             "held_out": run.samples.held_out_count,
             "are_random": run.samples.source == "random numbers",
         },
@@ -91,24 +91,28 @@ def build_report(run: QuantizationRun, chosen: Conversion | None) -> dict[str, A
     return facts
 
 
-def _build_row(each: Conversion, run: QuantizationRun, original_bytes: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"method": each.method.name, "engine": each.method.engine}
-    if each.fidelity is None or each.speed is None:
-        return {**row, "problem": each.problem}
-    over, noise = each.speed.over(run.speeds[ORIGINAL])
-    over_fp32, noise_fp32 = each.speed.over(run.speeds[FP32])
+def _build_row(conversion: Conversion, run: QuantizationRun, original_bytes: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"method": conversion.method.name, "engine": conversion.method.engine}
+    if conversion.fidelity is None or conversion.speed is None:
+        return {**row, "problem": conversion.problem}
+    over, noise = conversion.speed.compare_with(run.speeds[ORIGINAL])
+    over_fp32, noise_fp32 = conversion.speed.compare_with(run.speeds[FP32])
     return {
         **row,
-        "runs_in": each.precision,
-        "recipe": each.recipe or {},
-        "size": {"bytes": each.size_bytes, "of_original": round(each.size_bytes / original_bytes, 4)},
+        "runs_in": conversion.precision,
+        "recipe": conversion.recipe or {},
+        "size": {"bytes": conversion.size_bytes, "of_original": round(conversion.size_bytes / original_bytes, 4)},
         "speed": {
-            "per_s": round(each.speed.per_s, 2),
+            "per_s": round(conversion.speed.per_s, 2),
             "over_original": round(over, 3),
             "over_original_spread": round(noise, 3),
             "over_fp32": round(over_fp32, 3),
             "over_fp32_spread": round(noise_fp32, 3),
-            "rounds": len(each.speed.rounds),
+            "rounds": len(conversion.speed.rounds),
         },
-        "accuracy": {**asdict(each.fidelity), "floor": run.floor, "is_met": each.fidelity.value >= run.floor},
+        "accuracy": {
+            **asdict(conversion.fidelity),
+            "floor": run.floor,
+            "is_met": conversion.fidelity.value >= run.floor,
+        },
     }

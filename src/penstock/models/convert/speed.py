@@ -13,9 +13,9 @@ REQUESTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class MeasuringTurns:
     rounds: int = 5
-    pass_s: float = 2.0  # longest pass of the slowest model; requests are left out if a pass takes longer
+    pass_s: float = 2.0  # time limit of a round of the slowest model; some requests are left out if it takes longer
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -24,14 +24,14 @@ class Speed:
     per_s: float  # requests
     rounds: tuple[float, ...]  # by round
 
-    def over(self, other: "Speed") -> tuple[float, float]:
-        """Return the median of the rounds' ratios of this speed to the other speed, and the ratios' spread."""
+    def compare_with(self, other: "Speed") -> tuple[float, float]:
+        """Return how many times as fast this model is as the other one (the median of all rounds), and the spread."""
         ratios = [mine / theirs for mine, theirs in zip(self.rounds, other.rounds, strict=True)]
         return median(ratios), spread(ratios)
 
     def certain_gain(self, other: "Speed") -> float:
         """Return the speed ratio minus its spread between rounds, so that 1.5 ±5% counts more than 1.7 ±40%."""
-        ratio, noise = self.over(other)
+        ratio, noise = self.compare_with(other)
         return ratio * (1 - noise)
 
 
@@ -41,11 +41,11 @@ def spread(values: Sequence[float]) -> float:
     return max(abs(value - middle) for value in values) / middle if middle else 0.0
 
 
-def take_turns(
+def measure_speeds(
     models: Mapping[str, LoadedModel],
     requests: Sequence[TaskRequest],
     report: Callable[[str], None] = lambda _: None,
-    turns: Turns = Turns(),  # noqa: B008 - immutable
+    turns: MeasuringTurns = MeasuringTurns(),  # noqa: B008 - immutable
 ) -> dict[str, Speed]:
     chosen = _choose_requests(models, requests[:REQUESTS], turns)
     inputs = {name: _prepare_batches(model, chosen) for name, model in models.items()}
@@ -59,9 +59,9 @@ def take_turns(
 
 
 def _choose_requests(
-    models: Mapping[str, LoadedModel], requests: Sequence[TaskRequest], turns: Turns
+    models: Mapping[str, LoadedModel], requests: Sequence[TaskRequest], turns: MeasuringTurns
 ) -> Sequence[TaskRequest]:
-    """Return the requests that the slowest model can run in the time of a pass. This also warms up all models."""
+    """Return the requests that the slowest model can run within `pass_s`. This also warms up all models."""
     few = requests[: max(2, len(requests) // 8)]
     slowest = max(_measure_pass_s(model, _prepare_batches(model, few), turns.clock) for model in models.values()) / len(
         few

@@ -1,1 +1,1 @@
-"""Chooses the engine for `engine: auto` by the processor's features, or by a short trial whose result is stored."""
+"""Chooses the engine for `engine: auto`: from the processor's features, or from a short trial of the engines."""

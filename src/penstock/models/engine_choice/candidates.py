@@ -34,8 +34,8 @@ class EngineChoice(NamedTuple):
     note: str = ""  # the choice and its reason; empty if there was only one candidate
 
 
-def choice_of(verdict: TrialVerdict, settings: ModelSettings) -> EngineChoice:
-    """Return the settings with the verdict's engine, and a note with the reason."""
+def make_choice(verdict: TrialVerdict, settings: ModelSettings) -> EngineChoice:
+    """Return the settings with the chosen engine, and a note with the reason for the choice."""
     return EngineChoice(verdict.chosen.settings(settings), f"engine auto is {verdict.chosen.engine}: {verdict.reason}")
 
 
@@ -63,13 +63,13 @@ def choose_by_features(settings: ModelSettings) -> EngineChoice:
     if settings.engine != AUTO:
         return EngineChoice(settings)
     found = find_candidates(settings, processor_features(), would_use_gpu(settings))
-    return choice_of(TrialVerdict(found.ordered[0], found.reason), settings)
+    return make_choice(TrialVerdict(found.ordered[0], found.reason), settings)
 
 
 def would_use_gpu(settings: ModelSettings) -> bool:
     """Return whether `instances.device` is `auto` and ONNX Runtime would run the model on a GPU."""
     if settings.instances.device != "auto":
         return False
-    from penstock.engines.availability import why_not
+    from penstock.engines.availability import explain_unsupported
 
-    return why_not("onnx", "cuda", "auto") is None or why_not("onnx", "mps", "auto") is None
+    return explain_unsupported("onnx", "cuda", "auto") is None or explain_unsupported("onnx", "mps", "auto") is None

@@ -1,4 +1,4 @@
-"""Stores the results of trials on this machine, in one locked file per model."""
+"""Stores which engine was chosen for each model on this machine, in one locked file per model."""
 
 import fcntl
 import hashlib
@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from penstock.models.engine_choice.candidates import EngineCandidate, TrialVerdict
 
 MOST_FILES = 64  # above this number, the oldest files are removed
-DEATHS = 3  # an engine is skipped after this many processes died while they tried it
-LOOK_S = 0.02
-ENDING = ".json"
+MAX_DEATHS = 3  # an engine is skipped after this many processes died while they tried it
+POLL_S = 0.02
+SUFFIX = ".json"
 
 
 class _Record(BaseModel):
@@ -29,27 +29,27 @@ class _Record(BaseModel):
     deaths: dict[str, int] = {}
 
 
-class KeptChoice:
-    """Reads and writes the stored result for one model, whose file is locked against other processes."""
+class StoredChoice:
+    """The stored engine choice for one model, in a file that is locked against other processes."""
 
     def __init__(self, file: IO[str], key: Mapping[str, str]) -> None:
         self._file = file
         self._key = dict(key)
-        self._found = self._read()
-        self._deaths = Counter(self._found.deaths)
-        if self._found.trying:  # the process that loaded it died
-            self._deaths[self._found.trying] += 1
+        self._record = self._read()
+        self._deaths = Counter(self._record.deaths)
+        if self._record.trying:  # the process that loaded it died
+            self._deaths[self._record.trying] += 1
 
     @property
     def verdict(self) -> TrialVerdict | None:
-        chosen = self._found.chosen
-        return None if chosen is None else TrialVerdict(chosen, f"{self._found.reason} (remembered)")
+        chosen = self._record.chosen
+        return None if chosen is None else TrialVerdict(chosen, f"{self._record.reason} (remembered)")
 
     def is_deadly(self, candidate: EngineCandidate) -> bool:
         """Return whether too many processes have died while they tried the candidate's engine."""
-        return self._deaths[candidate.engine] >= DEATHS
+        return self._deaths[candidate.engine] >= MAX_DEATHS
 
-    def began(self, candidate: EngineCandidate) -> None:
+    def record_start(self, candidate: EngineCandidate) -> None:
         self._write(_Record(key=self._key, trying=candidate.engine, deaths=dict(self._deaths)))
 
     def keep(self, verdict: TrialVerdict) -> None:
@@ -62,7 +62,7 @@ class KeptChoice:
         self._write(_Record(key=self._key))
 
     def _read(self) -> _Record:
-        """Read the stored record; return an empty record if the file is invalid or has another key."""
+        """Read the stored record; return an empty record if the file is invalid or is for a different key."""
         try:
             found = _Record.model_validate_json(self._file.read())
         except (ValueError, OSError):
@@ -82,22 +82,22 @@ class ChoiceMemory:
         self._folder = folder
 
     @contextmanager
-    def hold_record(self, key: Mapping[str, str], wait_s: float) -> Iterator[KeptChoice]:
+    def hold_record(self, key: Mapping[str, str], wait_s: float) -> Iterator[StoredChoice]:
         """Yield the stored result for `key` while holding the lock of its file.
 
         Raise TimeoutError if another process holds the lock for too long.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-        path = self._folder / f"{name}{ENDING}"
+        path = self._folder / f"{name}{SUFFIX}"
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8") as file:
             _lock(file, wait_s)
-            yield KeptChoice(file, key)
+            yield StoredChoice(file, key)
         self._delete_oldest()
 
     def _delete_oldest(self) -> None:
         with suppress(OSError):
-            files = sorted(self._folder.glob(f"*{ENDING}"), key=lambda file: file.stat().st_mtime)
+            files = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
             for file in files[:-MOST_FILES]:
                 file.unlink()
 
@@ -113,6 +113,6 @@ def _lock(file: IO[str], wait_s: float) -> None:
                 raise TimeoutError(
                     f"another process has tried engines for this model for more than {wait_s:g} s"
                 ) from None
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         else:
             return

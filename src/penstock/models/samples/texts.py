@@ -1,4 +1,4 @@
-"""English texts for load and calibration: short queries and longer passages."""
+"""English texts for load tests and calibration: short queries and longer passages."""
 
 import gzip
 import json

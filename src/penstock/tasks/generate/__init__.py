@@ -1,1 +1,1 @@
-"""The generate task: turns prompts and parameters into generations, and the engine's progress into answers."""
+"""The generate task: converts prompts and parameters to generations, and the engine's progress to answers."""

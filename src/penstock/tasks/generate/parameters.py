@@ -24,8 +24,8 @@ def invalid_parameter(name: str, value: object, allowed: str) -> InvalidRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """Reads a number within a range; the number may be a text, because some clients of Triton send texts."""
+class NumberReader:
+    """Reads a parameter that is a number within a range, or a text with a number, as some clients of Triton send."""
 
     lowest: float
     highest: float
@@ -71,19 +71,19 @@ def read_flag(name: str, value: object) -> bool:
 
 
 def read_logprobs(name: str, value: object) -> bool:
-    """Read `logprobs`, which is true in OpenAI's chat API and a number of alternatives in its completions API.
+    """Read `logprobs`: a boolean in OpenAI's chat API, a number of alternative tokens in its completions API.
 
-    The number has no effect, because engines return no alternatives.
+    The number is only checked, because engines return no alternative tokens.
     """
     text = str(value).lower()
     if text in ("true", "false"):
         return text == "true"
-    Number(0, 20, is_whole=True)(name, value)
+    NumberReader(0, 20, is_whole=True)(name, value)
     return True
 
 
 def read_stops(name: str, value: object) -> tuple[str, ...]:
-    """Read stop texts: one text, or a list of texts, which may be JSON."""
+    """Read stop texts: one text, or a list of texts, or such a list as JSON."""
     found = value
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
@@ -98,21 +98,21 @@ def read_stops(name: str, value: object) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def read_json(name: str, value: object, kind: type, what: str) -> Any:
-    """Read a list or an object, which may be JSON; `what` describes it in the error."""
+def read_json(name: str, value: object, json_type: type, description: str) -> Any:
+    """Read a list or an object, or JSON of it; `description` is the error's text for the expected value."""
     found = value
     if isinstance(value, str):
         try:
             found = json.loads(value) if len(value) <= MAX_JSON_CHARS else None
         except (ValueError, RecursionError):
             found = None
-    if not isinstance(found, kind):
-        raise invalid_parameter(name, value, what)
+    if not isinstance(found, json_type):
+        raise invalid_parameter(name, value, description)
     return found
 
 
 def read_json_schema(name: str, value: object) -> str:
-    """Read OpenAI's response_format; return an empty string if any text is allowed."""
+    """Return the JSON schema in OpenAI's `response_format`, or an empty text if any text is allowed."""
     allowed = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {…}}}'
     response_format = read_json(name, value, dict, allowed)
     match response_format.get("type"):
@@ -129,26 +129,26 @@ def read_json_schema(name: str, value: object) -> str:
 
 
 READERS: Mapping[str, tuple[str, Callable[[str, object], Any]]] = {
-    "max_tokens": ("max_tokens", Number(1, 2**31 - 1, is_whole=True)),
-    "min_tokens": ("min_tokens", Number(0, 2**31 - 1, is_whole=True)),
-    "temperature": ("temperature", Number(0, 2)),
-    "top_p": ("top_p", Number(0, 1, above_lowest=True)),
-    "top_k": ("top_k", Number(-1, 2**31 - 1, is_whole=True)),
-    "min_p": ("min_p", Number(0, 1)),
-    "seed": ("seed", Number(-(2**63), 2**63 - 1, is_whole=True)),
-    "n": ("n", Number(1, MAX_CHOICES, is_whole=True)),
+    "max_tokens": ("max_tokens", NumberReader(1, 2**31 - 1, is_whole=True)),
+    "min_tokens": ("min_tokens", NumberReader(0, 2**31 - 1, is_whole=True)),
+    "temperature": ("temperature", NumberReader(0, 2)),
+    "top_p": ("top_p", NumberReader(0, 1, above_lowest=True)),
+    "top_k": ("top_k", NumberReader(-1, 2**31 - 1, is_whole=True)),
+    "min_p": ("min_p", NumberReader(0, 1)),
+    "seed": ("seed", NumberReader(-(2**63), 2**63 - 1, is_whole=True)),
+    "n": ("n", NumberReader(1, MAX_CHOICES, is_whole=True)),
     "stop": ("stop", read_stops),
-    "presence_penalty": ("presence_penalty", Number(-2, 2)),
-    "frequency_penalty": ("frequency_penalty", Number(-2, 2)),
-    "repetition_penalty": ("repetition_penalty", Number(0, 10, above_lowest=True)),
+    "presence_penalty": ("presence_penalty", NumberReader(-2, 2)),
+    "frequency_penalty": ("frequency_penalty", NumberReader(-2, 2)),
+    "repetition_penalty": ("repetition_penalty", NumberReader(0, 10, above_lowest=True)),
     "logprobs": ("has_logprobs", read_logprobs),
     "ignore_eos": ("ignore_eos", read_flag),
     "include_stop_str_in_output": ("has_stop_in_text", read_flag),
     "response_format": ("json_schema", read_json_schema),
 }
 # Parameters that do not affect sampling.
-OTHERS = frozenset({"echo", "stream", "tools", "tool_choice", "chat_template_kwargs"})
-NAMES = READERS.keys() | OTHERS
+NON_SAMPLING_NAMES = frozenset({"echo", "stream", "tools", "tool_choice", "chat_template_kwargs"})
+NAMES = READERS.keys() | NON_SAMPLING_NAMES
 STOP = "stop"
 MAX_TENSOR_BYTES = 64 * 1024
 # Names of parameters in Triton's TensorRT-LLM backend. NO_EFFECT has the values that are defaults of that backend.
@@ -166,7 +166,7 @@ TENSOR_NAMES = NAMES - {"stream", "echo"} | OTHER_NAMES.keys() | NO_EFFECT.keys(
 def read_sampling(
     parameters: Mapping[str, object], defaults: Mapping[str, object], most_tokens: int | None
 ) -> Sampling:
-    """Read the sampling parameters. `defaults` are fields of Sampling; `most_tokens` limits an answer."""
+    """Read the sampling parameters. `defaults`: fields of Sampling; `most_tokens`: the model's limit for an answer."""
     fields: dict[str, Any] = dict(defaults)
     for name, value in parameters.items():
         if (reader := READERS.get(name)) is not None:

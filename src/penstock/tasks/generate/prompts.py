@@ -14,7 +14,7 @@ from penstock.tasks.generate.parameters import invalid_parameter, read_json
 TEXT_INPUT, MESSAGES, INPUT_IDS, INPUT_LENGTHS = "text_input", "messages", "input_ids", "input_lengths"
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES_BYTES = 16 * 1024 * 1024
-CHOICES = ("none", "auto", "required")
+TOOL_CHOICES = ("none", "auto", "required")
 
 
 def read_prompts(
@@ -99,67 +99,67 @@ def _read_chat(tensor: Tensor, parameters: Mapping[str, object]) -> Prompt:
     return Prompt(messages=messages, tools=_read_tools(parameters), template_arguments=arguments)
 
 
-def _read_message(position: int, given: object) -> Mapping[str, Any]:
-    where = f"{MESSAGES}[{position}]"
-    if not isinstance(given, dict):
-        raise _invalid_message_error(where, "must be an object with role and content")
-    role = given.get("role")
+def _read_message(position: int, value: object) -> Mapping[str, Any]:
+    location = f"{MESSAGES}[{position}]"
+    if not isinstance(value, dict):
+        raise _invalid_message_error(location, "must be an object with role and content")
+    role = value.get("role")
     if role not in ROLES:
         raise _invalid_message_error(
-            f"{where}.role", f"is {json.dumps(role)[:80]}; it must be one of {', '.join(ROLES)}"
+            f"{location}.role", f"is {json.dumps(role)[:80]}; it must be one of {', '.join(ROLES)}"
         )
-    found = {**given, "role": "system" if role == "developer" else role, "content": _read_content(where, given)}
-    if given.get("tool_calls"):
-        found["tool_calls"] = _read_calls(f"{where}.tool_calls", given["tool_calls"])
+    found = {**value, "role": "system" if role == "developer" else role, "content": _read_content(location, value)}
+    if value.get("tool_calls"):
+        found["tool_calls"] = _read_calls(f"{location}.tool_calls", value["tool_calls"])
     return found
 
 
-def _read_calls(where: str, given: object) -> list[Mapping[str, Any]]:
-    """Return the calls with parsed arguments, because chat templates convert them to JSON."""
+def _read_calls(location: str, value: object) -> list[Mapping[str, Any]]:
+    """Return a message's tool calls with parsed arguments, because chat templates convert arguments to JSON."""
     calls: list[Mapping[str, Any]] = []
-    for call in given if isinstance(given, list) else [None]:
+    for call in value if isinstance(value, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
         if call is None or not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _invalid_message_error(
-                where, 'must be a list of {"id": …, "type": "function", "function": {"name": …, …}}'
+                location, 'must be a list of {"id": …, "type": "function", "function": {"name": …, …}}'
             )
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments or "{}")
             except (ValueError, RecursionError) as error:
-                raise _invalid_message_error(where, f"has arguments that are not JSON: {error}") from error
+                raise _invalid_message_error(location, f"has arguments that are not JSON: {error}") from error
         calls.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
     return calls
 
 
-def _invalid_message_error(where: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{where} {message}", parameter=where)
+def _invalid_message_error(location: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{location} {message}", parameter=location)
 
 
-def _read_content(where: str, given: Mapping[str, Any]) -> str:
-    """Return the content as one text, because chat templates do not accept lists of parts."""
-    content = given.get("content")
+def _read_content(location: str, value: Mapping[str, Any]) -> str:
+    """Return a message's content as one text, because chat templates do not accept lists of parts."""
+    content = value.get("content")
     if isinstance(content, str):
         return content
-    if content is None and (given.get("tool_calls") or given.get("function_call")):
+    if content is None and (value.get("tool_calls") or value.get("function_call")):
         return ""
     if not isinstance(content, list):
-        raise _invalid_message_error(f"{where}.content", "must be a text, or a list of parts of type text")
+        raise _invalid_message_error(f"{location}.content", "must be a text, or a list of parts of type text")
     texts = []
     for part in content:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         if kind != "text" or not isinstance(text, str):
             raise _invalid_message_error(
-                f"{where}.content", f"has a part of type {json.dumps(kind)[:80]}; this model takes text only"
+                f"{location}.content", f"has a part of type {json.dumps(kind)[:80]}; this model takes text only"
             )
         texts.append(text)
     return "\n".join(texts)
 
 
 def _read_tools(parameters: Mapping[str, object]) -> Sequence[Mapping[str, Any]]:
-    """Return the tools that `tool_choice` allows."""
+    """Return the request's tools that `tool_choice` allows."""
     given = parameters.get("tools")
     tools = [] if given is None else read_json("tools", given, list, "a JSON list of tools")
     for tool in tools:
@@ -173,7 +173,7 @@ def _read_tools(parameters: Mapping[str, object]) -> Sequence[Mapping[str, Any]]
         return tools
     if choice == "none":
         return []
-    allowed = f'{", ".join(CHOICES)}, or {{"type": "function", "function": {{"name": one of the tools}}}}'
+    allowed = f'{", ".join(TOOL_CHOICES)}, or {{"type": "function", "function": {{"name": one of the tools}}}}'
     function = read_json("tool_choice", choice, dict, allowed).get("function")
     name = function.get("name") if isinstance(function, dict) else None
     chosen = [tool for tool in tools if tool["function"]["name"] == name]

@@ -12,14 +12,14 @@ from penstock.tasks.base import Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_column, check_outputs
 from penstock.tasks.generate.answer import (
     COUNTS,
+    DEFAULT_OUTPUTS,
     FINISH_REASON,
     INDEX,
     LOGPROBS,
-    OF_TOKENS,
-    PLAIN,
     TEXT_OUTPUT,
     TOKEN_BYTES,
     TOKEN_IDS,
+    TOKEN_OUTPUTS,
     USAGE,
     GenerationAnswer,
 )
@@ -55,16 +55,16 @@ MAX_SAMPLING_BYTES = 512 * 1024
 
 
 class GenerateTask:
-    """Prepares a request as a growing answer with its generations.
+    """Converts a request to generations, and their results to an answer.
 
-    A request has no pieces, because the engine itself batches the running generations.
+    A request is not split into pieces, because the engine itself batches the running generations.
     """
 
     is_prepare_cheap = True
     is_finish_cheap = True
 
     def __init__(self, options: GenerateOptions, engine: Signature) -> None:
-        """Accept messages only if the engine has an input `messages`: then the model has a chat template."""
+        """Accept chat messages only if the engine has an input `messages`, which means that it has a chat template."""
         self._defaults = options.defaults.model_dump(exclude_none=True)
         self._most_tokens = options.max_tokens
         has_template = any(spec.name == MESSAGES for spec in engine.inputs)
@@ -94,13 +94,13 @@ class GenerateTask:
         if not sampling.has_logprobs and not {LOGPROBS, TOKEN_BYTES}.isdisjoint(request.outputs):
             sampling = read_sampling({**parameters, "logprobs": True}, self._defaults, self._most_tokens)
         echoes = [prompt.text for prompt in prompts] if has_echo and prompts[0].text else []
-        outputs = request.outputs or (*PLAIN, *(OF_TOKENS if sampling.has_logprobs else ()))
+        outputs = request.outputs or (*DEFAULT_OUTPUTS, *(TOKEN_OUTPUTS if sampling.has_logprobs else ()))
         is_streamed = _read_flag_input(inputs, parameters, STREAM, True)
         answer = GenerationAnswer([Generation(prompt, sampling) for prompt in prompts], outputs, is_streamed, echoes)
         return Prepared([], answer)
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        """Return the part of the answer since the last call, and set the parameter `tokens` to its number of tokens."""
+        """Return the part of the answer that is new since the last call, and set the parameter `tokens` to its size."""
         answer: GenerationAnswer = prepared.context
         prepared.parameters = {"tokens": answer.take_count()}
         return answer.take()
@@ -118,7 +118,7 @@ class GenerateTask:
         return found
 
     def _merge_parameters(self, request: TaskRequest, inputs: Mapping[str, Tensor]) -> Mapping[str, object]:
-        """Return all parameters: the request's own override inputs, and inputs override `sampling_parameters`."""
+        """Return all parameters. Request parameters override input tensors, which override `sampling_parameters`."""
         as_inputs = read_parameter_inputs(inputs)
         tensor = inputs.get(SAMPLING)
         if tensor is None:

@@ -1,4 +1,4 @@
-"""Bicubic interpolation of planes with Pillow, or in half the time with the same result if the scale is 2."""
+"""Enlarges image planes by bicubic interpolation: with Pillow, or for scale 2 with equal results in half the time."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,15 +60,15 @@ def _double_size(plane: Image.Image) -> Pixels:
     return doubled
 
 
-def _interpolate(given: Sums, axis: int) -> tuple[Sums, Sums]:
-    """Interpolate along an axis, a quarter of a pixel before and after each inner pixel."""
-    count = given.shape[axis] - 2 * REACH
+def _interpolate(pixels_in: Sums, axis: int) -> tuple[Sums, Sums]:
+    """Return the interpolated values a quarter of a pixel before and after each inner pixel, along an axis."""
+    count = pixels_in.shape[axis] - 2 * REACH
 
     def beside(sums: Sums, pixels: int) -> Sums:
         start = REACH + pixels
         return sums[:, start : start + count] if axis else sums[start : start + count]
 
-    nearest, second, third, fourth = (given * weight for weight in WEIGHTS)
+    nearest, second, third, fourth = (pixels_in * weight for weight in WEIGHTS)
     nearest += 1 << (SHIFT - 1)
     found = []
     for side in (-1, 1):

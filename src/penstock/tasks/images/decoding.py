@@ -146,13 +146,13 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _matching_profile(profile: bytes | None, mode: str) -> bytes | None:
-    """Return the colour profile, or None if it is for a different colour space than `mode`, for example CMYK."""
+    """Return the colour profile, or None if it is for a different colour space than the image's mode."""
     space = b"GRAY" if mode in ("L", "LA") else b"RGB "
     return profile if profile and profile[16:20] == space else None
 
 
 def _strip_png(data: bytes) -> tuple[bytes, bytes]:
-    """Return the file with only those chunks that define its pixels, and the file's EXIF data."""
+    """Return a PNG file with only the chunks that define its pixels, and its EXIF data."""
     view, kept, exif = memoryview(data), [memoryview(PNG_MAGIC)], b""
     seen: set[bytes] = set()  # duplicates are dropped, because they may be expensive to unpack
     for name, start, end in _png_chunks(data):
@@ -179,7 +179,7 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
-    """Return the file without metadata segments, and the file's EXIF data."""
+    """Return a JPEG file without its metadata segments, and its EXIF data."""
     view, kept, exif = memoryview(data), [memoryview(_JPEG_MAGIC)], b""
     for marker, start, end in _jpeg_segments(data):
         if marker == _JPEG_EXIF and data.startswith(b"Exif\0\0", start + 4):
@@ -190,7 +190,7 @@ def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, int, int]]:
-    """Yield the marker, start and end of each segment. The last one is the first scan, with the rest of the file."""
+    """Yield the marker, start and end of each segment. The last is the first scan, with the rest of the file."""
     start = _find_marker(data, len(_JPEG_MAGIC))
     for _ in range(MAX_SEGMENTS):
         if not 0 <= start <= len(data) - 4:
@@ -215,7 +215,7 @@ def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, int, int]]:
 
 
 def _count_scans(data: bytes) -> int:
-    """Count the scans up to the end of the image, which other images may follow."""
+    """Count the scans of a JPEG image, up to its end marker; other images may follow in the file."""
     *_, (_, start, _) = _jpeg_segments(data)
     scans = 0
     for _ in range(MAX_SEGMENTS):

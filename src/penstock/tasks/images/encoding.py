@@ -16,7 +16,7 @@ MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # by channels
 def write_file(
     output: OutputOptions, bands: Iterable[Rows], sizes: tuple[Size, Size], profile: bytes | None, colors: str
 ) -> list[bytes]:
-    """Return the file's parts.
+    """Encode an image, given as bands of rows; return the parts of the file, to be joined.
 
     `sizes`: the size of all bands together, and the requested size. `colors`: the mode of bands with three channels.
     """

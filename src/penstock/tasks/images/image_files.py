@@ -49,7 +49,7 @@ def read_headers(tensor: Tensor, max_pixels: int) -> list[ImageHeader]:
 
 
 def decode_all(headers: list[ImageHeader], request: TaskRequest) -> Iterator[DecodedImage]:
-    """Decode the images one by one; remove each header from the list, because it keeps the decoded pixels."""
+    """Decode the images one by one; remove each header from the list, so that its decoded pixels can be freed."""
     for index in range(len(headers)):
         if not request.inputs:
             raise Cancelled("the request was cancelled")
@@ -59,7 +59,7 @@ def decode_all(headers: list[ImageHeader], request: TaskRequest) -> Iterator[Dec
 
 @contextmanager
 def _add_index_to_errors(index: int) -> Iterator[None]:
-    """Add the input and the element's index to errors."""
+    """Add the input's name and the element's index to InvalidImage errors in the body of the `with` statement."""
     try:
         yield
     except InvalidImage as error:

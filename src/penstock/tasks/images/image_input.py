@@ -1,4 +1,4 @@
-"""The image input of a classifier: decodes, resizes and normalizes images as in the network's training."""
+"""The image input of a classifier: decodes, resizes and normalizes images as when the network was trained."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class ImageInput:
         return Prepared([Piece({self._name: array}, key=IMAGE if self._is_batched else object()) for array in pixels])
 
     def weigh(self, request: TaskRequest) -> int:
-        """Return the memory of one decoded image, and of all images in the size of the network's input."""
+        """Return the memory of the largest decoded image, plus that of all images at the network's input size."""
         pixels = count_request_pixels(request, self.signature.max_batch_size)
         frame = self._frame.width * self._frame.height
         return DECODED_BYTES * min(max(pixels, default=0), self._options.max_pixels) + 3 * frame * len(pixels)
@@ -73,7 +73,7 @@ class ImageInput:
         return [self.join([piece] * rows) for rows in sizes]
 
     def _resize(self, image: Image.Image) -> Image.Image:
-        """Resize an image to the network's input. If the proportions differ, the option `fit` decides how."""
+        """Resize an image to the size of the network's input: cropped, stretched or padded, as `fit` says."""
         plain = image.convert("L" if self._options.colors == "gray" else "RGB")
         size = (self._frame.width, self._frame.height)
         if plain.size == size:

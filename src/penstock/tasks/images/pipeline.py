@@ -21,15 +21,15 @@ class ImageNetwork:
 
 
 class ImagePipeline(Protocol):
-    """Converts an image to pieces for the network, and the network's answers to rows of pixels."""
+    """Converts an image to pieces for an image network, and the network's outputs to rows of pixels."""
 
     network: ImageNetwork
 
     def cut(self, image: Image.Image) -> tuple[list[Piece], Any]:
-        """Return the pieces of an L, LA, RGB or RGBA image, and the state that `bands` needs."""
+        """Return the pieces of an image (of mode L, LA, RGB or RGBA), and the state to pass to `bands`."""
         ...
 
-    def bands(self, waiting: Any, answers: Sequence[Sequence[Array]], colors: str) -> Iterator[Rows]:
+    def bands(self, state: Any, answers: Sequence[Sequence[Array]], colors: str) -> Iterator[Rows]:
         """Yield the rows of the answer from top to bottom. `colors`: RGB or YCbCr; gray images stay gray."""
         ...
 

@@ -1,4 +1,4 @@
-"""The pipeline for networks of pixels (UINT8), which enlarge, sharpen and round images, and convert them to RGB."""
+"""The pipeline for networks of pixels (UINT8), which themselves enlarge and sharpen images, and convert them to RGB."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ REACH = 3  # pixels of the image within reach of bicubic interpolation, plus one
 
 @dataclass(frozen=True, slots=True)
 class _TileWindow:
-    """The part of the image that a tile contains: the tile's area, and a margin around it inside the image."""
+    """The part of the image that a tile contains: the tile's area, and a margin around it that ends at the border."""
 
     top: int
     left: int
@@ -39,23 +39,23 @@ class PixelPipeline:
         tiles = [pixels[each.top : each.bottom, each.left : each.right] for each in windows]
         return [Piece({self.network.input: each}, key=(self.network.input, *each.shape)) for each in tiles], tiling
 
-    def bands(self, waiting: Tiling, answers: Sequence[Sequence[Array]], colors: str) -> Iterator[Rows]:
+    def bands(self, state: Tiling, answers: Sequence[Sequence[Array]], colors: str) -> Iterator[Rows]:
         assert colors == "RGB", "the network converts to RGB"
         scale, width, height = (
             self.network.scale,
-            waiting.width * self.network.scale,
-            waiting.height * self.network.scale,
+            state.width * self.network.scale,
+            state.height * self.network.scale,
         )
         found: list[Pixels] = []
-        for (top, left), answer in zip(waiting.corners, answers, strict=True):
-            window = self._find_window(waiting, (top, left))
+        for (top, left), answer in zip(state.corners, answers, strict=True):
+            window = self._find_window(state, (top, left))
             first, beside = (top - window.top) * scale, (left - window.left) * scale
             found.append(answer[0][first : first + height, beside : beside + width])
         larger = Tiling(
-            (waiting.size[0] * scale, waiting.size[1] * scale),
+            (state.size[0] * scale, state.size[1] * scale),
             width,
             height,
-            tuple((top * scale, left * scale) for top, left in waiting.corners),
+            tuple((top * scale, left * scale) for top, left in state.corners),
         )
         for _, band in larger.join_bands(found):
             yield band

@@ -1,7 +1,7 @@
-"""The pipeline for networks of planes (FP32, 0 to 1), which only sharpen: this module enlarges and converts colours.
+"""The pipeline for networks that only sharpen planes (FP32, 0 to 1). This module enlarges and converts colours.
 
-As in SRCNN's paper, bicubic interpolation enlarges all planes, and the network then sharpens the luminance. Colours and
-transparency are only interpolated.
+As in SRCNN's paper, bicubic interpolation enlarges all planes, and the network then sharpens the luminance plane.
+Colours and transparency are only interpolated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,11 +23,11 @@ REACH = 3  # pixels above and below within reach of bicubic interpolation, plus 
 
 @dataclass(frozen=True, slots=True)
 class _WaitingPlanes:
-    """The state of an image while its planes are in the network."""
+    """The data about an image that is kept while the network processes its planes."""
 
     size: Size  # of the output
-    planes: int  # number of planes in the network
-    others: tuple[Image.Image, ...]  # colour planes, not enlarged yet
+    plane_count: int  # number of planes in the network
+    color_planes: tuple[Image.Image, ...]  # colour planes, not enlarged yet
     alpha: Image.Image | None  # not enlarged yet
     tiling: Tiling
 
@@ -48,15 +48,15 @@ class PlanePipeline:
         pieces = [Piece({self.network.input: each}, key=(self.network.input, *each.shape)) for each in tiles]
         return pieces, _WaitingPlanes(size, count, planes[count:], alpha, tiling)
 
-    def bands(self, waiting: _WaitingPlanes, answers: Sequence[Sequence[Array]], colors: str) -> Iterator[Rows]:
+    def bands(self, state: _WaitingPlanes, answers: Sequence[Sequence[Array]], colors: str) -> Iterator[Rows]:
         # Drop each tile's margin, which is wrong because convolutions use zeros beyond the tile's border.
-        margin, tiling = self.network.overlap, waiting.tiling
+        margin, tiling = self.network.overlap, state.tiling
         inner = np.s_[margin : margin + tiling.height, margin : margin + tiling.width]
         found = [answer[0][inner] for answer in answers]
         each = len(tiling.corners)
         laid = [tiling.join_bands(found[start : start + each]) for start in range(0, len(found), each)]
         for bands in zip(*laid, strict=True):
-            yield _compose_band(waiting, bands[0][0], [band for _, band in bands], colors)
+            yield _compose_band(state, bands[0][0], [band for _, band in bands], colors)
 
     def blank(self) -> Piece:
         return Piece({self.network.input: np.zeros((self.network.tile, self.network.tile), np.uint8)})
@@ -75,22 +75,22 @@ def _split_planes(image: Image.Image) -> tuple[Image.Image, ...]:
     return (image if image.mode == "RGB" else image.convert("RGB")).convert("YCbCr").split()
 
 
-def _compose_band(waiting: _WaitingPlanes, top: int, planes: Sequence[Pixels], colors: str) -> Rows:
-    """Return a band of the answer: the network's planes, merged with the other planes, which are enlarged here."""
-    width, rows = waiting.size[0], len(planes[0])
+def _compose_band(state: _WaitingPlanes, top: int, planes: Sequence[Pixels], colors: str) -> Rows:
+    """Return a band (some rows) of the answer: the network's planes, merged with the enlarged other planes."""
+    width, rows = state.size[0], len(planes[0])
 
     def enlarge_band(plane: Image.Image) -> Pixels:
-        scale = waiting.size[1] // plane.height
+        scale = state.size[1] // plane.height
         first, last = max(0, top // scale - REACH), min(plane.height, -(-(top + rows) // scale) + REACH)
         strip = enlarge(plane.crop((0, first, plane.width, last)), scale)
         return strip[top - first * scale :][:rows]
 
-    merged = [Image.fromarray(plane) for plane in (*planes, *map(enlarge_band, waiting.others))]
+    merged = [Image.fromarray(plane) for plane in (*planes, *map(enlarge_band, state.color_planes))]
     image = merged[0]
     if len(merged) > 1:
         image = Image.merge("YCbCr", merged)
         if colors != image.mode:
             image = image.convert("RGB")
-    if waiting.alpha:
-        image.putalpha(Image.fromarray(enlarge_band(waiting.alpha)))
+    if state.alpha:
+        image.putalpha(Image.fromarray(enlarge_band(state.alpha)))
     return np.asarray(image).reshape(rows, width, -1)

@@ -21,7 +21,7 @@ Rows = NDArray[np.uint8]
 
 
 def encode_png(size: tuple[int, int], bands: Iterable[Rows], color_profile: bytes | None) -> list[bytes]:
-    """Return the parts of the file. `bands`: arrays [rows, width, channels], from top to bottom."""
+    """Return the parts of a PNG file, to be joined. `bands`: arrays [rows, width, channels], from top to bottom."""
     parts = [MAGIC]
     compress = isal_zlib.compressobj(LEVEL)
     above: Rows | None = None

@@ -24,7 +24,7 @@ class Tiling:
     corners: tuple[tuple[int, int], ...]  # top, left
 
     def join_bands(self, answers: Sequence[Pixels]) -> Iterator[tuple[int, Pixels]]:
-        """Join answers to bands: yield the top and the pixels of each row of tiles, without pixels of earlier bands."""
+        """Join the tiles' answers to bands: yield the top and the pixels of each row of tiles, without overlaps."""
         done = 0
         for top, row in groupby(zip(self.corners, answers, strict=True), key=lambda each: each[0][0]):
             band = _join_row(self.size[0], list(row))
@@ -33,7 +33,7 @@ class Tiling:
 
 
 def divide_image(size: Size, limit: int) -> Tiling:
-    """Divide an image. `limit`: the most pixels along a side of a tile's area."""
+    """Divide an image into tiles. `limit`: the most pixels along a side of a tile's area."""
     (width, lefts), (height, tops) = (_divide_length(length, limit) for length in size)
     return Tiling(size, width, height, tuple((top, left) for top in tops for left in lefts))
 
@@ -51,9 +51,9 @@ def _join_row(width: int, row: Sequence[tuple[tuple[int, int], Pixels]]) -> Pixe
 def _divide_length(length: int, limit: int) -> tuple[int, list[int]]:
     """Return the length that each tile covers, and the start of each tile.
 
-    All tiles cover about the same share of the length. If they covered `limit`, and the last tile was moved inward, up
-    to two thirds of the pixels would be computed twice. Sides are multiples of GRAIN, so that tiles of images of
-    similar size have the same shape and can be batched.
+    All tiles have the same length, near the image's length divided by their number: tiles of length `limit` could
+    overlap so much that two thirds of the pixels would be computed twice. The length is a multiple of GRAIN, so that
+    tiles of similar images have the same shape and can be batched.
     """
     count = -(-length // limit)
     even = -(-length // count)

@@ -1,1 +1,1 @@
-"""Encodes texts faster than a tokenizer: caches the token ids of words, and reads the special ids once."""
+"""Encodes texts faster than the tokenizers library, by caching the token ids of words."""

@@ -1,4 +1,4 @@
-"""Detects from a tokenizer's components whether it encodes texts word by word, and finds its special ids."""
+"""Checks whether a tokenizer encodes texts word by word, and finds the ids of its special tokens, such as [CLS]."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ PROBE = "A naïve\twörd,  [MASK]ed\n永遠 ﬁ e\u0301 \u0301\u200d x\u0000y \u
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """The special ids before and after the ids of one text."""
+    """The ids of the special tokens before and after a text, such as [CLS] and [SEP]."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
@@ -29,9 +29,9 @@ class SpecialIds:
 
 
 def find_special_ids(tokenizer: Tokenizer) -> SpecialIds | None:
-    """Return the special ids, or None if the tokenizer may not encode word by word.
+    """Return the ids of the special tokens, or None if the tokenizer may not encode word by word.
 
-    Switch off the tokenizer's truncation before the call.
+    The caller must first switch off the tokenizer's truncation.
     """
     try:
         special = _read_special_ids(_describe_component(tokenizer.post_processor)) if _is_wordwise(tokenizer) else None

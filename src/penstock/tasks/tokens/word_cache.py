@@ -1,4 +1,4 @@
-"""A cache of the token ids of words, to call the tokenizer less often."""
+"""A cache of the token ids of words, so that the tokenizer is called less often."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
@@ -9,7 +9,7 @@ MOST_WORDS = 32_768  # per generation; two generations are kept
 # Longer words are not cached: they rarely occur again, and the cache's memory would be unbounded.
 MOST_CHARS = 32
 MOST_IDS = 8
-LEARNT_SHARE = 8  # of a text with mostly unknown words, one in 8 is cached, because encoding single words takes longer
+CACHED_SHARE = 8  # of a text with mostly unknown words, one in 8 is cached, because encoding single words takes longer
 
 WordIds = dict[str, tuple[int, ...]]
 
@@ -22,7 +22,7 @@ class WordCache:
     """
 
     def __init__(self, tokenize: Callable[[list[str]], list[list[int]]], most_words: int = MOST_WORDS) -> None:
-        """`tokenize` returns the ids of texts without special tokens, and may truncate them to `max_length`."""
+        """`tokenize` returns the token ids of texts, without special tokens; it may truncate them to `max_length`."""
         self._tokenize = tokenize
         self._most_words = most_words
         self._newer: WordIds = {"": ()}
@@ -61,7 +61,7 @@ class WordCache:
             if 2 * len(unknown) > len(words):
                 asked.append((row, text))
                 short = (word for word in unknown if len(word) <= MOST_CHARS)
-                wanted.update(islice(short, 1 + len(words) // LEARNT_SHARE))
+                wanted.update(islice(short, 1 + len(words) // CACHED_SHARE))
             else:
                 known.append((row, words))
                 wanted.update(words)

@@ -1,4 +1,4 @@
-"""A task process: prepares and finishes requests for a worker, outside the worker's interpreter.
+"""The program of a task process, which prepares and finishes requests for a worker, outside its interpreter.
 
 `python -m penstock.worker.offload.task_host SOCKET ARENA…` runs a task process with inherited descriptors. The
 process ends when the worker closes the socket.
@@ -35,7 +35,7 @@ DOING = {
 
 @dataclass(frozen=True, slots=True)
 class _UnfinishedRequest:
-    """A request between `prepare` and `finish`, with the task's context, but without tensors."""
+    """A request between `prepare` and `finish`: the task's context, without tensors."""
 
     task: AnyTask
     request: TaskRequest
@@ -79,7 +79,7 @@ class TaskHost:
             case "finish":
                 return self._finish_request(message)
             case other:
-                raise WireError(f"a task process cannot do {other!r}")
+                raise WireError(f"unknown message {other!r} for a task process")
 
     def _prepare_request(self, message: Message) -> Message:
         fields = message.fields
@@ -106,9 +106,9 @@ class TaskHost:
 
 
 def serve(connection: socket.socket, arenas: Sequence[Arena], answer: Callable[[Message], Message | None]) -> None:
-    """Answer messages until the worker leaves or dies, then raise PeerGone.
+    """Answer messages until the worker ends, then raise PeerGone.
 
-    `arenas`: two per slot, for messages from the worker and to the worker.
+    `arenas`: shared memory, two areas for each call at a time: one for the worker's message, and one for the answer.
     """
     channel = Channel(connection, arenas[1::2], arenas[::2])
     while True:

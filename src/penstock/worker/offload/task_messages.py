@@ -1,4 +1,4 @@
-"""Converts prepared requests and results to fields and tensors, to send them between worker and task process."""
+"""Converts prepared requests and results to fields and tensors for the messages of worker and task process."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -33,7 +33,7 @@ def read_prepared(described: Mapping[str, Any], tensors: Iterable[Tensor]) -> Pr
 
 
 def describe_results(results: Sequence[Sequence[Array]]) -> tuple[list[int], list[Tensor]]:
-    """Return the number of arrays of each piece, and all arrays."""
+    """Convert the results of pieces for a message: the number of arrays of each piece, and all arrays in one list."""
     return [len(result) for result in results], [from_array("", array) for result in results for array in result]
 
 
@@ -42,21 +42,21 @@ def read_results(counts: Iterable[int], tensors: Iterable[Tensor]) -> list[list[
     return [[to_array(next(following)) for _ in range(count)] for count in counts]
 
 
-def _describe_key(key: Hashable, own: dict[int, int]) -> Any:
-    """Convert a key: a tuple becomes a list, and an object that equals only itself becomes `{"own": number}`."""
+def _describe_key(key: Hashable, identities: dict[int, int]) -> Any:
+    """Convert a piece's key for JSON: a tuple becomes a list, an `object()` becomes `{"own": number}`."""
     if key is None or isinstance(key, bool | int | float | str):
         return key
     if isinstance(key, tuple):
-        return [_describe_key(part, own) for part in key]
+        return [_describe_key(part, identities) for part in key]
     if type(key).__eq__ is not object.__eq__:
         raise InternalError(f"a piece's key has a {type(key).__name__}, which cannot be sent to another process")
-    return {"own": own.setdefault(id(key), len(own))}
+    return {"own": identities.setdefault(id(key), len(identities))}
 
 
-def _read_key(described: Any, own: dict[int, object]) -> Hashable:
+def _read_key(described: Any, identities: dict[int, object]) -> Hashable:
     if isinstance(described, list):
-        return tuple(_read_key(part, own) for part in described)
+        return tuple(_read_key(part, identities) for part in described)
     if isinstance(described, dict):
-        return own.setdefault(described["own"], object())
+        return identities.setdefault(described["own"], object())
     key: Hashable = described
     return key

@@ -40,7 +40,7 @@ class TaskProcesses:
         self._is_closed = False
 
     async def open(self, spec: TaskSpec, least_bytes: int = 0) -> "TaskPool":
-        """Build the task in the processes and return its pool; raise the error if the task cannot be built."""
+        """Build a task in all processes and return its pool; raise an error if the task cannot be built."""
         number = next(self._numbers)
         self._specs[number] = spec
         if not len(self._keepers):
@@ -60,7 +60,7 @@ class TaskProcesses:
         return TaskPool(self, number, least_bytes)
 
     async def close(self) -> None:
-        """End all processes, and return when they have ended."""
+        """End all processes, and wait until they have ended."""
         self._is_closed = True
         self._notify_waiters()
         await self._keepers.close()
@@ -74,7 +74,7 @@ class TaskProcesses:
             self.run(process.drop(number))
 
     def run(self, call: Coroutine[None, None, T]) -> "asyncio.Task[T]":
-        """Run the call to its end even if its caller leaves, because a process cannot be interrupted during a call."""
+        """Run the call to its end even if the caller is cancelled, because a process cannot interrupt a call."""
         return self._calls.spawn(call, has_caller=True)
 
     async def pick(self, number: int) -> TaskProcess:
@@ -94,7 +94,7 @@ class TaskProcesses:
         return [process for process in self._alive if number in process.built and not process.ended.is_set()]
 
     async def _run_process_and_wait(self, backoff: Backoff) -> None:
-        """Run one process until it ends, and then wait until a new one may be started."""
+        """Run one process until it ends, and then wait for the backoff time."""
         started = time.monotonic()
         try:
             await self._run_process()
@@ -103,7 +103,7 @@ class TaskProcesses:
         await asyncio.sleep(backoff.next_wait_s(time.monotonic() - started))
 
     async def _run_process(self) -> None:
-        """Start a process, and return when it has ended."""
+        """Start a process, and wait until it has ended."""
         process = await TaskProcess.open()
         try:
             await self._build_missing_tasks(process)
@@ -131,7 +131,7 @@ class TaskPool:
     """Prepares and finishes a block's requests in the task processes, instead of the worker's threads."""
 
     def __init__(self, processes: TaskProcesses, number: int, least_bytes: int = 0) -> None:
-        """`least_bytes`: the smallest request for the processes; the worker prepares smaller requests itself."""
+        """`least_bytes`: the worker itself prepares requests that are smaller than this."""
         self._processes = processes
         self._number = number
         self._least_bytes = least_bytes
@@ -151,11 +151,11 @@ class TaskPool:
         return self._processes.run(_convert_errors(self._prepare_with_retries(request, is_wanted)))
 
     async def finish(
-        self, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]
+        self, request: TaskRequest, context: RemoteContext, results: Sequence[Sequence[Array]]
     ) -> list[Tensor]:
-        """Finish a request whose context stayed in a process. The worker's own task finishes all other requests."""
+        """Finish a request that a task process has prepared, in the process that keeps its context."""
         return await asyncio.shield(
-            self._processes.run(_convert_errors(self._finish_with_retries(request, held, results)))
+            self._processes.run(_convert_errors(self._finish_with_retries(request, context, results)))
         )
 
     def close(self) -> None:
@@ -176,17 +176,17 @@ class TaskPool:
         raise Unavailable("the processes that prepared the request died; try again later")
 
     async def _finish_with_retries(
-        self, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]
+        self, request: TaskRequest, context: RemoteContext, results: Sequence[Sequence[Array]]
     ) -> list[Tensor]:
         for attempt in range(ATTEMPTS):
             if attempt:
                 # The context was lost with its process: prepare the request again in another process. The results of
                 # the engine remain valid.
-                held = (await self._prepare_with_retries(request)).context
+                context = (await self._prepare_with_retries(request)).context
             try:
-                return await held.process.finish(held, results)
+                return await context.process.finish(context, results)
             except (ProcessLost, ContextLost):
-                log.warning("task_process_lost", doing="finish", pid=held.process.pid)
+                log.warning("task_process_lost", doing="finish", pid=context.process.pid)
         raise Unavailable("the processes that finished the request died; try again later")
 
 

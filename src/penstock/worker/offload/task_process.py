@@ -24,7 +24,7 @@ from penstock.worker.offload.task_messages import describe_results, read_prepare
 
 log = structlog.get_logger()
 T = TypeVar("T")
-SLOTS = 2  # a call uses one slot while the next call's data is copied into the other
+SLOTS = 2  # shared-memory areas: one is used by the current call while the next call's data is copied into the other
 CALL_S = 60.0  # a process that takes longer for a call is considered to hang
 END_S = 2.0  # time for a process to end
 IN_THREAD_BYTES = 1024 * 1024  # copying more would block the event loop
@@ -36,11 +36,11 @@ class ProcessLost(Exception):
 
 
 class ContextLost(Exception):
-    """The process no longer has the context of the request."""
+    """The process no longer has the context of the request that it should finish."""
 
 
 class RemoteContext:
-    """Represents a request's context that stays in a task process. When this object is deleted, so is the context."""
+    """Refers to a request's context that stays in a task process. Deleting this object deletes the context."""
 
     __slots__ = ("number", "process")
 
@@ -49,7 +49,7 @@ class RemoteContext:
         self.number = number
 
     def take_number(self) -> int:
-        """Return the context's number for the call that uses up the context."""
+        """Return the context's number for the `finish` call, which deletes the context."""
         number, self.number = self.number, 0
         return number
 
@@ -85,7 +85,7 @@ class TaskProcess(asyncio.Protocol):
 
     @classmethod
     async def open(cls) -> "TaskProcess":
-        """Start a process and connect to it; raise OSError if it cannot be started."""
+        """Start a task process and connect to it; raise OSError if it cannot be started."""
         slots = [_CallSlot(number, Arena.create(), Arena.create()) for number in range(SLOTS)]
         connection, process = _start_process([arena for slot in slots for arena in (slot.outgoing, slot.incoming)])
         opened = cls(process, slots)
@@ -124,9 +124,9 @@ class TaskProcess(asyncio.Protocol):
             prepared.context = RemoteContext(self, answer.fields["call"])
         return prepared
 
-    async def finish(self, held: RemoteContext, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+    async def finish(self, context: RemoteContext, results: Sequence[Sequence[Array]]) -> list[Tensor]:
         counts, tensors = describe_results(results)
-        answer = await self._call("finish", {"held": held.take_number(), "counts": counts}, tensors)
+        answer = await self._call("finish", {"held": context.take_number(), "counts": counts}, tensors)
         if answer.kind == "gone":
             raise ContextLost
         return list(answer.tensors)
@@ -148,7 +148,7 @@ class TaskProcess(asyncio.Protocol):
         self._process.wait()  # does not block: a killed process ends at once
 
     async def close(self) -> None:
-        """Close the connection and return when the process has ended."""
+        """Close the connection, and wait until the process has ended."""
         if self._transport is not None:
             self._transport.close()
         try:
@@ -194,7 +194,7 @@ class TaskProcess(asyncio.Protocol):
     ) -> Message:
         """Send the process a message and return the answer.
 
-        Do not cancel this call: until the answer arrives, the process may read and write the call's slot.
+        Do not cancel this call: until the answer arrives, the process may use the call's shared memory.
         """
         self.load += 1
         try:
@@ -264,7 +264,7 @@ class TaskProcess(asyncio.Protocol):
 
 
 def _start_process(arenas: Sequence[Arena]) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-    """Start a process that inherits the arenas and one end of a socket pair; return the other end and the process."""
+    """Start a process that shares the memory `arenas`; return the socket to the process, and the process."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:

@@ -1,4 +1,4 @@
-"""Claims GPU memory before a load, so that two workers of a machine do not plan to use the same memory.
+"""Claims GPU memory before a load, so that two workers on a machine do not both count on the same free memory.
 
 A claim is a file that the claiming process locks while it loads, so the claim of a dead process does not count.
 """
@@ -26,18 +26,18 @@ class DeviceClaims:
     def __init__(self, gpus: Gpus, folder: Path | None = None) -> None:
         self._gpus = gpus
         self._folder = folder or Path(tempfile.gettempdir()) / f"penstock-gpus-{os.getuid()}"
-        self._held: tuple[int, Path] | None = None
+        self._held_claim: tuple[int, Path] | None = None
 
     def free_room(self, device: str) -> DeviceRoom:
         gpu = self._gpus.find(device)
         return DeviceRoom(UNKNOWN) if gpu is None else self._free_room(gpu)
 
     def claim(self, device: str, size_bytes: int) -> bool:
-        """Claim memory.
+        """Claim memory on a GPU.
 
-        Return False if too little memory is free or another worker is making a claim; the caller tries again later.
+        Return False if too little memory is free, or another worker is making a claim; the caller should try again.
         """
-        assert self._held is None, "another block is being loaded"
+        assert self._held_claim is None, "another block is being loaded"
         gpu = self._gpus.find(device) if device else None
         if gpu is None:
             return True
@@ -54,9 +54,9 @@ class DeviceClaims:
         return True
 
     def release(self) -> None:
-        if self._held is not None:
-            descriptor, file = self._held
-            self._held = None
+        if self._held_claim is not None:
+            descriptor, file = self._held_claim
+            self._held_claim = None
             with suppress(OSError):
                 file.unlink()
             os.close(descriptor)
@@ -82,7 +82,7 @@ class DeviceClaims:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(descriptor, str(size_bytes).encode())
         _try_lock(descriptor)
-        self._held = descriptor, file
+        self._held_claim = descriptor, file
 
     def _free_room(self, gpu: NvidiaGpu) -> DeviceRoom:
         free_bytes, claimed_bytes = self._gpus.free_bytes(gpu), self._claimed_bytes(gpu)
@@ -99,7 +99,7 @@ class DeviceClaims:
         return total
 
     def _delete_dead_claims(self, gpu: NvidiaGpu) -> None:
-        """Delete the claims of dead processes. The caller holds the lock, so that no claim is made meanwhile."""
+        """Delete the claims of dead processes. The caller must hold the lock of the claims."""
         for file in (self._folder / gpu.uuid).iterdir():
             if file.name != LOCK and not _read_claim(file):
                 file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The queue of a block that is not in memory: keeps jobs until the block is loaded, then passes them to its runner."""
+"""The queue of a block that is not in memory: keeps jobs until the block is loaded, and passes them to its runner."""
 
 import time
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class DormantBlock:
         statistics: BlockStatistics,
         metrics: WorkerMetrics,
     ) -> None:
-        """`wake` requests that the block is loaded, and is called for every job; `statistics` counts failed jobs."""
+        """`wake` requests the load of the block, and is called for every job; `statistics` counts failed jobs."""
         self.description = description
         self._wake = wake
         self._statistics = statistics
@@ -81,22 +81,22 @@ class DormantBlock:
             job.is_gone = True
         return list(waiting)
 
-    def fail(self, reason: str, kind: type[Unavailable] = ModelNotReady) -> None:
+    def fail(self, reason: str, error_type: type[Unavailable] = ModelNotReady) -> None:
         """Fail all waiting jobs, because the block could not be loaded."""
         description = self.description
-        error = kind(f"model '{description.model}' version {description.version} failed to load: {reason}")
+        error = error_type(f"model '{description.model}' version {description.version} failed to load: {reason}")
         for job in list(self._waiting):
             self._fail_job(job, error)
 
-    def expire(self, at: float, why: str, kind: type[Unavailable] = ModelNotReady) -> None:
-        """Fail the jobs whose waiting time is over; `why` is the reason why the block is not loaded yet."""
+    def expire(self, at: float, reason: str, error_type: type[Unavailable] = ModelNotReady) -> None:
+        """Fail the jobs that have waited too long; `reason` says why the block is not loaded yet."""
         max_waiting_s = self.description.settings.residence.max_waiting_s
         for job in list(self._waiting):
             if job.deadline <= at:
-                self._fail_job(job, DeadlineExceeded(f"the deadline passed before the model was loaded: {why}"))
+                self._fail_job(job, DeadlineExceeded(f"the deadline passed before the model was loaded: {reason}"))
             elif job.arrived + max_waiting_s <= at:
                 model = self.description.model
-                self._fail_job(job, kind(f"model '{model}' was not loaded within {max_waiting_s:g} s: {why}"))
+                self._fail_job(job, error_type(f"model '{model}' was not loaded within {max_waiting_s:g} s: {reason}"))
 
     def _fail_job(self, job: WorkerJob, error: PenstockError) -> None:
         self._waiting.pop(job, None)

@@ -1,4 +1,4 @@
-"""The data on which `residency.py` decides, and the actions that it returns."""
+"""The input data of `residency.py`'s decisions, and the actions that it returns."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,7 +8,7 @@ from penstock.core.settings import Residence
 
 
 class LoadReason(StrEnum):
-    """The reason for which a block is loaded."""
+    """Why a block is loaded."""
 
     START = "start"  # the block was deployed and is not lazy
     RELOAD = "reload"  # a newer revision replaces the one that serves
@@ -30,7 +30,7 @@ class BlockAssignment:
 
 @dataclass(frozen=True, slots=True)
 class LoadEstimate:
-    """The memory and the GPU that a block probably needs, read from the model's folder before the load."""
+    """An estimate, made before the load, of the memory that a block needs, and the GPU that it needs."""
 
     residence: Residence
     keep_s: float = (
@@ -43,7 +43,7 @@ class LoadEstimate:
 
 
 class DeviceRoom(NamedTuple):
-    """The free memory of a GPU at one moment."""
+    """A GPU's free memory, as measured at one moment."""
 
     free_bytes: int  # without the memory that loading workers have claimed
     claimed_bytes: int = 0  # by loading workers, which may already use a part of it
@@ -51,7 +51,7 @@ class DeviceRoom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SurveyBlocks:
-    """An action: read the folders of these models, and report a LoadEstimate of each."""
+    """An action: read the model folders of these blocks, and report a LoadEstimate for each."""
 
     blocks: tuple[BlockAssignment, ...]
 
@@ -59,14 +59,14 @@ class SurveyBlocks:
 @dataclass(frozen=True, slots=True)
 class LoadBlock:
     block: BlockAssignment
-    why: LoadReason
+    reason: LoadReason
     device: str = ""
     device_bytes: int = 0  # to claim on the device
 
 
 @dataclass(frozen=True, slots=True)
 class MakeBlockDormant:
-    """An action: accept the block's jobs, and keep the jobs until the block is loaded."""
+    """An action: accept jobs of a block that is not loaded, and keep them until it is loaded."""
 
     block_id: str
 
@@ -79,7 +79,7 @@ class UnloadBlock:
 
 @dataclass(frozen=True, slots=True)
 class ForgetBlock:
-    """An action: return the jobs of a block that is no longer wanted."""
+    """An action: return the jobs of a block that is no longer assigned to this worker."""
 
     block_id: str
 

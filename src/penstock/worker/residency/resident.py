@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class OpenedFiles(Protocol):
-    """A model's files, which stay on disk until this object is closed."""
+    """A handle on a model's files, which stay on disk until the handle is closed."""
 
     @property
     def folder(self) -> Path: ...
@@ -37,13 +37,13 @@ class ResidentBlock:
     answered: int = 0  # number of jobs answered before the last call of `has_run`
 
     def has_run(self) -> bool:
-        """Return whether the block has answered jobs since the last call."""
+        """Return whether the block has answered jobs since the last call of this method."""
         statistics = self.runner.statistics
         before, self.answered = self.answered, statistics.success.count + statistics.fail.count
         return self.answered != before
 
     async def end(self, drain_s: float) -> None:
-        """Finish running jobs, close the engine, and return when the engine has released the model."""
+        """Finish running jobs, close the engine, and wait until the engine has released the model."""
         runner = self.runner
         try:
             await asyncio.wait_for(runner.drain(), drain_s)
@@ -53,7 +53,7 @@ class ResidentBlock:
 
 
 def make_runner(loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> BlockRunner:
-    match loaded.runs:
+    match loaded.request_mode:
         case "generations":
             return GenerationRunner(loaded, tools, tasks)
         case "calls":

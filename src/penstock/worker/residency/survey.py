@@ -1,4 +1,4 @@
-"""Estimates and describes a block from its model's folder, before the block is loaded."""
+"""Reads a block's model folder before the block is loaded, to estimate its memory and describe it to gateways."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,20 +12,23 @@ from penstock.worker.residency.residency_actions import BlockAssignment, LoadEst
 CONTEXT_BYTES = 512 * 1024 * 1024  # approximate GPU memory of CUDA and its libraries
 
 
-class Surveyed(NamedTuple):
-    outlook: LoadEstimate
+class SurveyResult(NamedTuple):
+    estimate: LoadEstimate
     description: BlockDescription  # used until the block is loaded
 
 
-def survey(block: BlockAssignment, folder: Path, gpus: Gpus) -> Surveyed:
-    """Read the model's files; raise ConfigError if they are invalid."""
+def survey(block: BlockAssignment, folder: Path, gpus: Gpus) -> SurveyResult:
+    """Read the model's settings and file sizes; raise ConfigError if the settings are invalid."""
     model = read_version(folder, block.version)
-    outlook = estimate_load(model.settings, size_bytes(model_files(model, block.version)), gpus)
-    return Surveyed(outlook, describe_from_settings(block, model.settings))
+    estimate = estimate_load(model.settings, size_bytes(model_files(model, block.version)), gpus)
+    return SurveyResult(estimate, describe_from_settings(block, model.settings))
 
 
 def estimate_load(settings: ModelSettings, files_bytes: int, gpus: Gpus) -> LoadEstimate:
-    """Estimate a load. On a GPU, use the configured size, or else the size of the model's files and of CUDA."""
+    """Estimate the memory that loading the model takes.
+
+    On a GPU, this is the size in the settings, or else the size of the model's files plus that of CUDA's libraries.
+    """
     sessions, residence = settings.sessions, settings.residence
     keep_s = sessions.idle_s if sessions.is_stateful else 0.0
     gpu = gpus.find(settings.instances.device)
@@ -36,7 +39,7 @@ def estimate_load(settings: ModelSettings, files_bytes: int, gpus: Gpus) -> Load
 
 
 def describe_from_settings(block: BlockAssignment, settings: ModelSettings) -> BlockDescription:
-    """Return a block's description from its model.yaml; the engine adds the other fields when the block is loaded."""
+    """Return a block's description from its model.yaml, without the fields that are known only after loading."""
     return BlockDescription(
         block_id=block.block_id,
         model=block.model,

@@ -34,17 +34,17 @@ from penstock.worker.running.block_runner import WorkerTools
 from penstock.worker.running.cores import Cores
 from penstock.worker.running.preparation import PreparedMemory
 from penstock.worker.worker_job import Holder, WorkerJob
-from penstock.worker.worker_machine import OnDevice, find_siblings
+from penstock.worker.worker_machine import BlockGpuMemory, find_siblings
 
 log = structlog.get_logger()
 now = time.monotonic
 CLOSE_S = 6.0  # time for a stopping worker to close its models
-GIVE_BACK_S = 1.0  # shortest time between two requests that engines free cached GPU memory
+CACHE_RELEASE_S = 1.0  # shortest time between two calls that make engines free cached GPU memory
 RETRY_S = 15.0  # time until the next attempt to fetch a model
 END_S = 0.1  # time for running jobs to finish when the worker closes its blocks
 
 
-class WorkInHand(NamedTuple):
+class WorkCounts(NamedTuple):
     jobs: int  # waiting and running
     waiting: int
     busy: int  # instances that run jobs
@@ -52,7 +52,7 @@ class WorkInHand(NamedTuple):
 
 
 class BlocksOwner(Protocol):
-    """The methods of a worker that its blocks call."""
+    """The methods that `Blocks` calls on its worker."""
 
     def spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         """Run the coroutine as a task of the worker."""
@@ -72,10 +72,10 @@ class BlocksOwner(Protocol):
 
 
 class BlockSources(Protocol):
-    """Provides the files of blocks."""
+    """Provides the model files of blocks."""
 
     async def open(self, source: str) -> OpenedFiles:
-        """Open a block's files, which `source` names; fetch the files if they are not on this machine."""
+        """Open the model files named by `source`; download the files if they are not on this machine."""
         ...
 
 
@@ -101,8 +101,8 @@ class Blocks:
         self._dormant: dict[str, DormantBlock] = {}
         self._holders: dict[str, Holder] = {}  # the receivers of jobs, of resident and dormant blocks
         # Of blocks that are not in memory: the description when they were last loaded, or the one from their folder.
-        self._described: dict[str, BlockDescription] = {}
-        self._past: dict[str, BlockStatistics] = {}  # totals of earlier runners
+        self._descriptions: dict[str, BlockDescription] = {}
+        self._earlier_totals: dict[str, BlockStatistics] = {}  # totals of earlier runners
         # Only for a single worker: several workers do not know of each other, and would choose the same cores.
         cores = Cores(find_siblings()) if config.workers == 1 else None
         self._tools = WorkerTools(PreparedMemory(config.limits.max_prepared_bytes), metrics, traces, cores)
@@ -110,7 +110,7 @@ class Blocks:
         self._placement = TaskProcessUse(config.worker.task_process_count(config.workers, usable_cores()))
         self._gpus = gpus or Gpus()
         self._claims = DeviceClaims(self._gpus)
-        self._gives_back_at = 0.0
+        self._next_cache_release = 0.0
         self._choose_engine = EngineChooser(config.data_dir, config.worker.engine_trial_s).choose
         self._is_leaving = False
 
@@ -119,7 +119,7 @@ class Blocks:
         return sum(len(each.runner) for each in self._resident.values()) + sum(map(len, self._dormant.values()))
 
     def holder(self, block_id: str) -> Holder | None:
-        """Return the holder of a block's jobs, or None if the worker rejects them, for example while it drains."""
+        """Return the receiver of a block's jobs, or None if the worker rejects them, for example while it drains."""
         return self._holders.get(block_id)
 
     def offers(self) -> list[tuple[BlockDescription, bool]]:
@@ -131,18 +131,18 @@ class Blocks:
             *((dormant.description, True) for dormant in self._dormant.values()),
         ]
 
-    def held(self) -> Iterable[tuple[str, HeldBlock]]:
-        return self._residency.held.items()
+    def held_blocks(self) -> Iterable[tuple[str, HeldBlock]]:
+        return self._residency.held_blocks.items()
 
-    def work(self) -> WorkInHand:
+    def count_work(self) -> WorkCounts:
         runners = [each.runner for each in self._resident.values()]
         instances = sum(runner.description.instances for runner in runners)
         waiting = sum(runner.waiting for runner in runners) + sum(map(len, self._dormant.values()))
-        return WorkInHand(len(self), waiting, instances - sum(runner.idle for runner in runners), instances)
+        return WorkCounts(len(self), waiting, instances - sum(runner.idle for runner in runners), instances)
 
-    def on_devices(self) -> list[OnDevice]:
+    def list_gpu_memory(self) -> list[BlockGpuMemory]:
         return [
-            OnDevice(block_id, each.runner.description.device, each.device_bytes)
+            BlockGpuMemory(block_id, each.runner.description.device, each.device_bytes)
             for block_id, each in self._resident.items()
             if each.runner.description.device != "cpu"
         ]
@@ -153,7 +153,7 @@ class Blocks:
 
     def statistics(self) -> list[BlockStatistics]:
         living = (each.runner.statistics for each in (*self._resident.values(), *self._ending))
-        return merge_by_block((*self._past.values(), *living))
+        return merge_by_block((*self._earlier_totals.values(), *living))
 
     # --- events
 
@@ -165,9 +165,9 @@ class Blocks:
         self._perform_actions(self._residency.demand(block_id, self._update_residency()))
 
     def probe(self, block_id: str, done: Callable[[str], None]) -> None:
-        """Check the block and call `done` with the problem or an empty text.
+        """Check the block, and call `done` with the problem or an empty text.
 
-        Do not load a dormant block for the check.
+        A dormant block is not loaded for the check.
         """
         resident = self._resident.get(block_id)
         if resident is not None:
@@ -186,12 +186,12 @@ class Blocks:
 
     def _free_cached_memory(self, at: float) -> None:
         """If a block waits for GPU memory, free the memory that this worker's engines cache for later batches."""
-        if self._gives_back_at <= at and self._residency.is_short_of_device():
-            self._gives_back_at = at + GIVE_BACK_S
+        if self._next_cache_release <= at and self._residency.is_short_of_device():
+            self._next_cache_release = at + CACHE_RELEASE_S
             self._owner.spawn(asyncio.to_thread(free_cached_memory))
 
     def flush(self) -> None:
-        """Add the counts to the shared metrics."""
+        """Add what was counted since the last call to the shared metrics."""
         for resident in self._resident.values():
             runner = resident.runner
             runner.counts.flush()
@@ -209,7 +209,7 @@ class Blocks:
             self._return_jobs(resident.runner.hand_back())
 
     async def drain(self) -> None:
-        """Return when no job is running."""
+        """Wait until no job is running."""
         await asyncio.gather(*(each.runner.drain() for each in (*self._resident.values(), *self._ending)))
 
     async def close(self) -> None:
@@ -223,12 +223,12 @@ class Blocks:
     # --- actions
 
     def _update_residency(self) -> float:
-        """Report to the residency which blocks are in use and which GPUs have room; return the time of the report."""
+        """Pass the blocks in use and the free GPU memory to `Residency.record_use`; return the current time."""
         at = now()
         busy = [block_id for block_id, each in self._resident.items() if len(each.runner)]
         used = [block_id for block_id, each in self._resident.items() if each.has_run()]
         rooms = {device: self._claims.free_room(device) for device in self._residency.devices_wanted()}
-        self._residency.look(busy, used, at, rooms)
+        self._residency.record_use(busy, used, at, rooms)
         return at
 
     def _perform_actions(self, actions: Iterable[Action]) -> None:
@@ -260,7 +260,7 @@ class Blocks:
             self._owner.report()
 
     async def _survey_blocks(self, blocks: Sequence[BlockAssignment]) -> None:
-        """Survey local folders one after the other; survey models that must be fetched at the same time."""
+        """Survey models in local folders one after the other, and models that must be downloaded in parallel."""
         for block in blocks:
             if block.folder.startswith(REGISTRY_SOURCE):
                 self._owner.spawn(self._survey_one(block))
@@ -277,30 +277,30 @@ class Blocks:
         except Exception as error:  # noqa: BLE001 - any error is reported
             self._on_load_failed(block, error)
             return
-        held = self._residency.held.get(block.block_id)
+        held = self._residency.held_blocks.get(block.block_id)
         if held is not None and held.block == block:
-            self._described[block.block_id] = found.description  # the folder may have changed
-        self._perform_actions(self._residency.on_surveyed(block, found.outlook, self._update_residency()))
+            self._descriptions[block.block_id] = found.description  # the folder may have changed
+        self._perform_actions(self._residency.on_surveyed(block, found.estimate, self._update_residency()))
 
     def _on_load_failed(self, block: BlockAssignment, error: Exception) -> None:
-        """Report a failed load; retry later if the model could not be fetched or the GPU was full."""
+        """Report a failed load; retry later if the model could not be downloaded or the GPU was full."""
         is_device_full = isinstance(error, DeviceOutOfMemory)
         self._perform_actions(
             self._residency.on_load_failed(block, get_message(error), self._update_residency(), is_device_full)
         )
 
-        async def again() -> None:
+        async def retry() -> None:
             await asyncio.sleep(RETRY_S)
-            held = self._residency.held.get(block.block_id)
+            held = self._residency.held_blocks.get(block.block_id)
             if held is not None and held.block == block and not self._is_leaving:
                 await self._survey_one(block)
 
         if is_device_full or (isinstance(error, Unavailable) and block.folder.startswith(REGISTRY_SOURCE)):
-            self._owner.spawn(again())
+            self._owner.spawn(retry())
 
     async def _load_block(self, action: residency_actions.LoadBlock) -> None:
         block, started = action.block, now()
-        if action.why is LoadReason.DEMAND:
+        if action.reason is LoadReason.DEMAND:
             self._count_event(block, "woken")
         try:
             opened = await self._sources.open(block.folder)
@@ -319,7 +319,7 @@ class Blocks:
         is_wanted, actions = self._residency.on_loaded(block, loaded.size_bytes, self._update_residency(), on_device)
         if is_wanted and not self._is_leaving:
             self._use_loaded(loaded, tasks, opened)
-            _log_loaded(loaded.description, action.why, now() - started)
+            _log_loaded(loaded.description, action.reason, now() - started)
             self._count_event(block, "loaded")
         else:
             self._owner.spawn(self._discard_loaded(loaded, tasks, opened))
@@ -352,20 +352,20 @@ class Blocks:
             self._start_ending(old)
 
     def _make_dormant(self, block_id: str) -> None:
-        described = self._described[block_id]
+        described = self._descriptions[block_id]
         dormant = self._dormant.get(block_id)
         if dormant is not None:
             dormant.description = described
             return
         dormant = DormantBlock(
-            described, lambda: self.wake(block_id), _earlier_statistics(self._past, described), self._metrics
+            described, lambda: self.wake(block_id), _earlier_statistics(self._earlier_totals, described), self._metrics
         )
         self._dormant[block_id] = self._holders[block_id] = dormant
 
     def _unload_block(self, block_id: str, event: str) -> None:
         resident = self._resident.pop(block_id)
         del self._holders[block_id]
-        description = self._described[block_id] = resident.runner.description
+        description = self._descriptions[block_id] = resident.runner.description
         log.info(event, model=description.model, version=description.version)
         self._count_event(description, event)
         self._set_instance_gauges(description, 0, 0, 0)
@@ -375,7 +375,7 @@ class Blocks:
             self._forget_block(block_id)
 
     def _forget_block(self, block_id: str) -> None:
-        self._described.pop(block_id, None)
+        self._descriptions.pop(block_id, None)
         dormant = self._dormant.pop(block_id, None)
         if dormant is not None:
             del self._holders[block_id]
@@ -402,17 +402,17 @@ class Blocks:
         self._owner.spawn(self._end_resident(resident))
 
     async def _end_resident(self, resident: ResidentBlock) -> None:
-        """Finish running jobs before their deadlines, add up the block's counts, and free the model."""
+        """Let running jobs finish until their deadlines, keep the block's counts, and free the model."""
         await resident.end(resident.runner.max_remaining_s() + self._config.data_plane.drain_s)
         resident.files.close()
         self._ending.remove(resident)
         size_bytes, counted = resident.size_bytes, resident.runner.statistics
-        _earlier_statistics(self._past, counted).merge(counted)
+        _earlier_statistics(self._earlier_totals, counted).merge(counted)
         del resident
         await self._release_memory(size_bytes)
 
     async def _discard_loaded(self, loaded: LoadedBlock, tasks: TaskPool | None, files: OpenedFiles) -> None:
-        """Close a model that was loaded, but is no longer wanted."""
+        """Close a model that was loaded, but is no longer needed."""
         files.close()
         if tasks is not None:
             tasks.close()
@@ -435,7 +435,7 @@ class Blocks:
         self._metrics.loads.labels(block.model, block.version, event).inc()
 
 
-def _log_loaded(block: BlockDescription, why: LoadReason, took_s: float) -> None:
+def _log_loaded(block: BlockDescription, reason: LoadReason, took_s: float) -> None:
     log.info(
         "loaded",
         model=block.model,
@@ -443,11 +443,13 @@ def _log_loaded(block: BlockDescription, why: LoadReason, took_s: float) -> None
         platform=block.platform,
         precision=block.precision,
         device=block.device,
-        why=why,
+        why=reason,
         seconds=round(took_s, 3),
     )
 
 
-def _earlier_statistics(total: dict[str, BlockStatistics], of: BlockStatistics | BlockDescription) -> BlockStatistics:
+def _earlier_statistics(
+    total: dict[str, BlockStatistics], block: BlockStatistics | BlockDescription
+) -> BlockStatistics:
     """Return the totals of the block's earlier runners; create an entry if there is none."""
-    return total.setdefault(of.block_id, BlockStatistics(of.block_id, of.model, of.version))
+    return total.setdefault(block.block_id, BlockStatistics(block.block_id, block.model, block.version))

@@ -44,7 +44,7 @@ AHEAD_FROM_ON_A_GPU = 1 / LEAST_PART  # lower, because an idle GPU costs more th
 
 
 class BatchRunner(QueueRunner):
-    """Runs batches of pieces in the instances' threads, and quick batches on the event loop."""
+    """Runs batches in the threads of a block's instances, and quick batches on the event loop."""
 
     def __init__(self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> None:
         settings, instances = loaded.description.settings, loaded.description.instances
@@ -134,7 +134,7 @@ class BatchExecution:
         return outcome
 
     def probe(self, instance: int) -> str:
-        """Return the model's problem, or an empty text if the model works.
+        """Return why the model does not work, or an empty text if it works.
 
         A model without warm-up may reject the warm-up inputs, so such a model works if the instance's thread answers.
         """
@@ -167,7 +167,7 @@ class BatchExecution:
     def _run_halves(
         self, outcome: BatchOutcome, pieces: list[Piece], failure: DeviceOutOfMemory
     ) -> list[Sequence[Array] | PenstockError]:
-        """Run a batch that needs too much memory in halves: halve its pieces, or the rows of a single piece."""
+        """Run a batch that needs too much memory in two halves: of its pieces, or of the rows of its only piece."""
         log.warning(
             "batch_halved", pieces=len(pieces), rows=sum(piece.rows for piece in pieces), reason=failure.message
         )
@@ -185,7 +185,7 @@ class BatchExecution:
     ) -> list[Array]:
         """Run the rows in two halves.
 
-        Raise `failure` for a single row, or if a tensor's first dimension is not `rows`.
+        Raise `failure` if there is only one row, or if the first dimension of a tensor is not `rows`.
         """
         if rows < 2 or any(array.shape[:1] != (rows,) for array in inputs.values()):
             raise failure

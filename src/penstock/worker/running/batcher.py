@@ -2,8 +2,8 @@
 
 The oldest piece of the highest waiting level anchors the batch. The pieces nearest to it in length fill the batch, so
 that little is padded: first those of its level, then those of lower levels. Only pieces near the front of the queue
-may fill, as each piece taken from further back makes the others wait longer. A batch closes at its row or token
-budget, when padding would exceed its bound, or when no other waiting piece fits. Only `max_delay_s` makes a batch
+may fill, as each piece taken from further back makes the others wait longer. A batch is closed at its row or token
+budget, when padding would exceed its limit, or when no other waiting piece fits. Only `max_delay_s` makes a batch
 wait for more pieces.
 Within a level no piece starves: the oldest piece is in the level's next batch. If its request has anchored many
 batches in a row and others wait, it is in the batch after the next, so that a request of a thousand pieces does not
@@ -23,7 +23,7 @@ from typing import Any
 from penstock.core.settings import Batching
 
 
-class Closed(StrEnum):
+class CloseReason(StrEnum):
     ROWS = "rows"
     TOKENS = "tokens"
     PADDING = "padding"
@@ -52,7 +52,7 @@ class QueuedPiece:
 @dataclass(slots=True)
 class Batch:
     entries: list[QueuedPiece]
-    closed: Closed
+    closed: CloseReason
     rows: int
     length: int  # of the longest piece
     tokens: int  # of the pieces, without the padding that joining them adds
@@ -67,12 +67,12 @@ class Batch:
 
 
 class _Level:
-    """The waiting pieces of a priority level: `line` by age, the oldest first; `by_key` by length and then by age."""
+    """The waiting pieces of a priority level: `by_age`, the oldest first; `by_key`, by length and then by age."""
 
-    __slots__ = ("by_key", "line")
+    __slots__ = ("by_age", "by_key")
 
     def __init__(self) -> None:
-        self.line: dict[int, QueuedPiece] = {}
+        self.by_age: dict[int, QueuedPiece] = {}
         self.by_key: dict[Hashable, list[QueuedPiece]] = {}
 
 
@@ -85,10 +85,10 @@ DELAYED = 1000
 LEAST_PART = 4
 
 # Number of batches in a row that one request's pieces may anchor; after them, another request anchors every second one.
-IN_A_ROW = 16
+MAX_ANCHORED_IN_A_ROW = 16
 
 # Yields the next piece to try, and receives whether the batch took it.
-Line = Generator[QueuedPiece, bool, None]
+Candidates = Generator[QueuedPiece, bool, None]
 
 
 class Batcher:
@@ -108,15 +108,15 @@ class Batcher:
         ] = {}  # by rank, which is the priority, or more for delayed pieces; levels are never removed
         self._order: list[_Level] = []  # the levels in the order of service
         self._sequence = 0
-        self._head: object = (
-            None  # the owner of the oldest piece; `_anchored` counts the batches that its pieces anchored
+        self._anchor_owner: object = (
+            None  # the owner of the oldest piece; `_anchored_batches` counts the batches that its pieces anchored
         )
-        self._anchored = 0
+        self._anchored_batches = 0
         self.tokens = 0  # of all waiting pieces
         self.due = inf  # no piece expires before this time; the piece that set it may have been removed
 
     def __len__(self) -> int:
-        return sum(len(level.line) for level in self._order)
+        return sum(len(level.by_age) for level in self._order)
 
     def append(self, entries: Iterable[QueuedPiece], now: float) -> None:
         for entry in entries:
@@ -142,7 +142,7 @@ class Batcher:
         expired: list[QueuedPiece] = []
         delayed: list[QueuedPiece] = []
         self.due = inf
-        for entry in chain.from_iterable(level.line.values() for level in self._order):
+        for entry in chain.from_iterable(level.by_age.values() for level in self._order):
             if entry.deadline > now and entry.queue_deadline > now:
                 self.due = min(self.due, entry.deadline, entry.queue_deadline)
             elif entry.deadline > now and entry.priority in self._delaying:
@@ -159,38 +159,41 @@ class Batcher:
         return expired
 
     def next_batch(self, now: float) -> Batch | None:
-        """Return the batch to run now, or None if no piece waits or the delay for more pieces is not over."""
+        """Return the batch to run now, or None if no piece waits, or if the batch should still wait for more pieces."""
         for level in self._order:
-            if level.line:
+            if level.by_age:
                 break
         else:
             return None
         batch = self._fill_batch(self._choose_anchor(level))
-        if batch.closed is Closed.EMPTY and self._max_delay_s > 0:
+        if batch.closed is CloseReason.EMPTY and self._max_delay_s > 0:
             if now < self.wake_at():
                 return None
-            batch.closed = Closed.DELAY
+            batch.closed = CloseReason.DELAY
         for entry in batch.entries:
             self._remove_piece(entry)
-        if not level.line:
-            self._head = None
+        if not level.by_age:
+            self._anchor_owner = None
         return batch
 
     def _choose_anchor(self, level: _Level) -> QueuedPiece:
-        """Return the level's oldest piece, or every other time, after `IN_A_ROW`, the oldest of another request."""
-        oldest = next(iter(level.line.values()))
-        if oldest.owner is not self._head:
-            self._head, self._anchored = oldest.owner, 0
-        self._anchored += 1
-        if self._anchored > IN_A_ROW and self._anchored % 2:
-            return next((entry for entry in level.line.values() if entry.owner is not oldest.owner), oldest)
+        """Return the piece around which the next batch is formed: usually the level's oldest piece.
+
+        After MAX_ANCHORED_IN_A_ROW batches for one request, every other anchor is the oldest piece of another request.
+        """
+        oldest = next(iter(level.by_age.values()))
+        if oldest.owner is not self._anchor_owner:
+            self._anchor_owner, self._anchored_batches = oldest.owner, 0
+        self._anchored_batches += 1
+        if self._anchored_batches > MAX_ANCHORED_IN_A_ROW and self._anchored_batches % 2:
+            return next((entry for entry in level.by_age.values() if entry.owner is not oldest.owner), oldest)
         return oldest
 
     def wake_at(self) -> float:
-        """Return when to call `next_batch` again if no pieces arrive; infinity if that is not necessary."""
+        """Return the time at which to call `next_batch` again even if no pieces arrive, or infinity."""
         if self._max_delay_s <= 0:
             return inf
-        arrivals = (next(iter(level.line.values())).arrived for level in self._order if level.line)
+        arrivals = (next(iter(level.by_age.values())).arrived for level in self._order if level.by_age)
         return min(arrivals, default=inf) + self._max_delay_s
 
     def _insert_piece(self, entry: QueuedPiece, rank: int) -> None:
@@ -200,7 +203,7 @@ class Batcher:
             self._order = [self._levels[known] for known in sorted(self._levels)]
         self._sequence += 1
         entry.sequence, entry.level = self._sequence, level
-        level.line[entry.sequence] = entry
+        level.by_age[entry.sequence] = entry
         self.tokens += entry.rows * entry.length
         alike = level.by_key.get(entry.key)
         if alike is None:
@@ -213,7 +216,7 @@ class Batcher:
     def _remove_piece(self, entry: QueuedPiece) -> None:
         level: _Level = entry.level
         entry.level = None
-        del level.line[entry.sequence]
+        del level.by_age[entry.sequence]
         self.tokens -= entry.rows * entry.length
         alike = level.by_key[entry.key]
         if len(alike) == 1:
@@ -226,10 +229,10 @@ class Batcher:
     def _fill_batch(self, anchor: QueuedPiece) -> Batch:
         budget = self._budget
         tokens = anchor.rows * anchor.length
-        batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length, tokens)
+        batch = Batch([anchor], CloseReason.EMPTY, anchor.rows, anchor.length, tokens)
         if tokens and tokens == self.tokens:  # nothing else waits
             if batch.rows >= budget.max_rows:
-                batch.closed = Closed.ROWS
+                batch.closed = CloseReason.ROWS
             return batch
         max_tokens = self._token_budget()
         reach = budget.reach_tokens
@@ -238,7 +241,7 @@ class Batcher:
         for level in self._order:
             if batch.rows >= budget.max_rows or (reach is not None and reach <= 0):
                 break
-            if level.line:
+            if level.by_age:
                 line = (
                     _iterate_by_length(level, anchor, reach)
                     if budget.order == "length"
@@ -246,20 +249,20 @@ class Batcher:
                 )
                 self._add_fitting(batch, line, max_tokens)
                 if reach is not None and level is not self._order[-1]:
-                    reach -= sum(entry.rows * entry.length for entry in level.line.values())
+                    reach -= sum(entry.rows * entry.length for entry in level.by_age.values())
         if batch.rows >= budget.max_rows:
-            batch.closed = Closed.ROWS
+            batch.closed = CloseReason.ROWS
         return batch
 
     def _token_budget(self) -> int | None:
-        """Return the next batch's token budget, a share of the waiting tokens, so that other instances get work."""
+        """Return the next batch's token budget, lowered while few tokens wait, so that other instances get work."""
         most = self._budget.max_tokens
         return None if most is None else min(most, max(most // LEAST_PART, int(self.tokens * self._share)))
 
-    def _add_fitting(self, batch: Batch, line: Line, max_tokens: int | None) -> None:
-        """Add the pieces of `line` to the batch as far as they fit into its budget."""
+    def _add_fitting(self, batch: Batch, candidates: Candidates, max_tokens: int | None) -> None:
+        """Add the candidates to the batch that fit into its budget."""
         rows, length, tokens = batch.rows, batch.length, batch.tokens
-        entry = next(line, None)
+        entry = next(candidates, None)
         while entry is not None:
             with_rows = rows + entry.rows
             with_length = max(length, entry.length)
@@ -271,35 +274,35 @@ class Batcher:
             else:
                 batch.closed = refusal
             try:
-                entry = line.send(refusal is None)
+                entry = candidates.send(refusal is None)
             except StopIteration:
                 break
         batch.rows, batch.length, batch.tokens = rows, length, tokens
 
-    def _closing_reason(self, rows: int, length: int, tokens: int, max_tokens: int | None) -> Closed | None:
+    def _closing_reason(self, rows: int, length: int, tokens: int, max_tokens: int | None) -> CloseReason | None:
         budget = self._budget
         if rows > budget.max_rows:
-            return Closed.ROWS
+            return CloseReason.ROWS
         if max_tokens is not None and rows * length > max_tokens:
-            return Closed.TOKENS
+            return CloseReason.TOKENS
         if budget.order == "length":
             padding = rows * length - tokens
             if padding > budget.free_padding and padding > tokens * budget.max_padding:
-                return Closed.PADDING
+                return CloseReason.PADDING
         return None
 
 
-def _iterate_by_arrival(level: _Level, anchor: QueuedPiece) -> Line:
-    """Yield the pieces with the anchor's key in order of arrival, until one is refused; skip the anchor."""
-    for entry in level.line.values():
+def _iterate_by_arrival(level: _Level, anchor: QueuedPiece) -> Candidates:
+    """Yield the pieces with the anchor's key, except the anchor, in order of arrival, until one does not fit."""
+    for entry in level.by_age.values():
         if entry.key == anchor.key and entry is not anchor and not (yield entry):
             return
 
 
-def _iterate_by_length(level: _Level, anchor: QueuedPiece, reach: int | None) -> Line:
-    """Yield the pieces with the anchor's key, nearest in length first; skip the anchor.
+def _iterate_by_length(level: _Level, anchor: QueuedPiece, reach: int | None) -> Candidates:
+    """Yield the pieces with the anchor's key, except the anchor, nearest in length first.
 
-    After a longer piece is refused, only shorter ones are yielded, and the other way round.
+    If a longer piece does not fit, no more longer ones are yielded; the same holds for shorter pieces.
     """
     entries = level.by_key.get(anchor.key)
     if entries is None:
@@ -320,10 +323,10 @@ def _iterate_by_length(level: _Level, anchor: QueuedPiece, reach: int | None) ->
 
 
 def _last_in_reach(level: _Level, reach: int | None) -> float:
-    """Return the sequence number of the last piece that may fill a batch."""
+    """Return the sequence number of the last piece within the first `reach` tokens of the level."""
     if reach is None:
         return inf
-    for entry in level.line.values():
+    for entry in level.by_age.values():
         reach -= entry.rows * entry.length
         if reach <= 0:
             return entry.sequence

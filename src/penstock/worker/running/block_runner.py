@@ -36,9 +36,9 @@ MAX_PROBES = 64  # probes that wait for the model's answer; above it, the oldest
 
 @dataclass(frozen=True, slots=True)
 class WorkerTools:
-    """The objects that a worker's blocks share."""
+    """The objects that all blocks of a worker share."""
 
-    room: PreparedMemory  # the memory for prepared requests
+    prepared_memory: PreparedMemory  # the memory for prepared requests
     metrics: WorkerMetrics
     traces: Traces
     cores: Cores | None = None  # None if instances run on any core
@@ -47,20 +47,17 @@ class WorkerTools:
 class BlockRunner:
     """Runs a block's jobs, from a job's arrival to its last answer. Subclasses define how a job is run."""
 
-    counts_as: type[BlockCounts] = BlockCounts
+    counts_type: type[BlockCounts] = BlockCounts
 
     def __init__(self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None) -> None:
-        """`tasks`: the task processes that prepare and finish requests instead of threads.
-
-        The runner closes the pool.
-        """
+        """`tasks`: the task processes that prepare and finish requests, if any; `close` also closes this pool."""
         self.description = description = loaded.description
         self._traces = tools.traces
-        self.counts = self.counts_as(tools.metrics, description)
+        self.counts = self.counts_type(tools.metrics, description)
         self.statistics = self.counts.statistics
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
-        self._preparation = Preparation(description.block_id, loaded.task, tools.room, tasks, self)
+        self._preparation = Preparation(description.block_id, loaded.task, tools.prepared_memory, tasks, self)
         self._jobs: dict[WorkerJob, None] = {}
         self._probes: deque[Callable[[str], None]] = deque(maxlen=MAX_PROBES)
         self._drained = asyncio.Event()
@@ -71,12 +68,12 @@ class BlockRunner:
 
     @property
     def waiting(self) -> int:
-        """Return the number of jobs, or of their pieces, that have not started."""
+        """Return the number of jobs (or of pieces, if jobs are split) that have not started."""
         raise NotImplementedError
 
     @property
     def idle(self) -> int:
-        """Return the number of instances that run nothing."""
+        """Return the number of idle instances."""
         raise NotImplementedError
 
     # --- jobs come and go
@@ -93,7 +90,7 @@ class BlockRunner:
             self._preparation.cancel(job)
 
     def allow(self, job: WorkerJob, credits: int) -> None:
-        """Ignore the credits, because only runners that send several answers per job use them."""
+        """Ignore the credits for answers, which only runners that send several answers per job use."""
 
     def hand_back(self) -> list[WorkerJob]:
         """Remove and return the jobs that have not started."""
@@ -121,11 +118,11 @@ class BlockRunner:
             done(problem)
 
     def max_remaining_s(self) -> float:
-        """Return the time until the latest of the jobs' deadlines."""
+        """Return the seconds until the last deadline of the block's jobs."""
         return max(0.0, max((job.deadline for job in self._jobs), default=0.0) - now())
 
     async def drain(self) -> None:
-        """Return when no job is left."""
+        """Wait until no job is left."""
         await self._drained.wait()
 
     def close(self) -> asyncio.Event:
@@ -141,7 +138,7 @@ class BlockRunner:
         return self._close_engine()
 
     def _probe_engine(self) -> None:
-        """Check whether the model still works, and call `_on_probed` with the problem."""
+        """Check the model, and call `_on_probed` with the problem or an empty text."""
         raise NotImplementedError
 
     def _close_engine(self) -> asyncio.Event:
@@ -247,8 +244,8 @@ class QueueRunner(BlockRunner):
             self.end(job, outcome)
             return
         job.prepared = outcome
-        job.missing = len(outcome.pieces)
-        job.results = [None] * job.missing
+        job.missing_results = len(outcome.pieces)
+        job.results = [None] * job.missing_results
         if not outcome.pieces:
             self._preparation.finish(job)
             return
@@ -257,14 +254,14 @@ class QueueRunner(BlockRunner):
             for i, p in enumerate(outcome.pieces)
         ]
         self._batcher.append(job.queued, now())
-        if self._batcher.due < self._expiry.at:
+        if self._batcher.due < self._expiry.due_at:
             self._expiry.set(self._batcher.due)
         if not self._is_pump_due:
             self._is_pump_due = True
             self._loop.call_soon(self._pump)  # later, when all pieces that arrive together are in the queue
 
     def _pump(self) -> None:
-        """Give every idle instance its next batch."""
+        """Give each idle instance a batch while pieces wait."""
         self._is_pump_due = False
         at = now()
         self.expire(at)
@@ -283,7 +280,7 @@ class QueueRunner(BlockRunner):
             job: WorkerJob = entry.owner
             if not job.has_started:
                 job.has_started = True
-                if job.missing > 1 and job.queue_deadline < inf:
+                if job.missing_results > 1 and job.queue_deadline < inf:
                     self._batcher.remove_queue_deadline(job.queued)
 
     def _hand_out(self, batch: Batch) -> None:
@@ -319,7 +316,7 @@ class QueueRunner(BlockRunner):
         self._count_and_answer(outcome)
 
     def _count_and_answer(self, outcome: BatchOutcome) -> None:
-        """Count a batch, and answer the jobs that it completes."""
+        """Count a finished batch, and answer the jobs that it completes."""
         self.counts.count_batch(outcome)
         rows = outcome.batch.rows
         for entry, result in zip(outcome.batch.entries, outcome.results, strict=True):
@@ -335,8 +332,8 @@ class QueueRunner(BlockRunner):
                 self.end(job, result)
                 continue
             job.results[entry.index] = result
-            job.missing -= 1
-            if job.missing == 0:
+            job.missing_results -= 1
+            if job.missing_results == 0:
                 self._complete(job)
 
     def _complete(self, job: WorkerJob) -> None:
@@ -344,6 +341,6 @@ class QueueRunner(BlockRunner):
 
     def _forget(self, job: WorkerJob) -> None:
         super()._forget(job)
-        if job.missing:
+        if job.missing_results:
             self._batcher.remove(job.queued)
         job.queued = ()  # the pieces refer to the job

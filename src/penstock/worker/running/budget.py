@@ -2,14 +2,14 @@
 
 from penstock.core.settings import Batching, BlockSettings, Priorities
 
-# Each piece is a batch of its own, whatever its number of rows.
+# Settings with which each piece is a batch of its own, whatever its number of rows.
 ALONE = Batching(max_rows=1)
 
 
 def credits_of(settings: BlockSettings, instances: int) -> int:
-    """Return how many jobs all gateways together may send: twice the rows that the instances run at once.
+    """Return the block's credits, the jobs that all gateways together may send: twice the rows that run at once.
 
-    This is enough to batch jobs of similar length; all further jobs wait in gateways, which can still reroute them.
+    So many are enough to batch jobs of similar length; further jobs wait in gateways, which can still reroute them.
     """
     return 2 * instances * settings.batching.max_rows
 

@@ -70,7 +70,7 @@ class CallRunner(QueueRunner):
             job.answers.allow(credits)
 
     async def drain(self) -> None:
-        """Return when no job is left and the model has been notified that its sessions are over."""
+        """Wait until no job is left and the model has been notified that its sessions are over."""
         await super().drain()
         if over := self._sessions.clear():
             notified = asyncio.Event()
@@ -204,7 +204,7 @@ class CallExecution:
     def _stream_answers(self, outcome: BatchOutcome, job: WorkerJob, piece: Piece) -> Sequence[Array]:
         """Send the model's answers, each when a credit is available.
 
-        The model computes an answer before this method waits for a credit, so that the end needs no credit.
+        A credit is taken after the model has computed an answer, so that the end of the answers needs no credit.
         """
         context, answers, prepared = job.context, job.answers, job.prepared
         assert context is not None
@@ -223,9 +223,9 @@ class CallExecution:
         return ()
 
 
-def _compute_next_answer(made: Iterator[list[Array]], outcome: BatchOutcome) -> list[Array] | None:
+def _compute_next_answer(answers: Iterator[list[Array]], outcome: BatchOutcome) -> list[Array] | None:
     start = time.perf_counter_ns()
     try:
-        return next(made, None)
+        return next(answers, None)
     finally:
         outcome.infer_ns += time.perf_counter_ns() - start

@@ -1,9 +1,8 @@
 """Decides on which core a busy instance runs. Pure: no I/O.
 
-If other threads run now and then, Linux sometimes lets two computing threads share a core for milliseconds while
-another core is idle. So each busy instance of a worker gets a core of its own while there are enough cores. Other
-processes may use these cores too: if instances get too little time on their cores, the system chooses the cores for a
-while.
+Linux sometimes lets two computing threads share a core for milliseconds while another core is idle. So each busy
+instance of a worker gets a core of its own while there are enough cores. Other processes may use these cores too: if
+instances get too little time on their cores, Linux chooses the cores for a while.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,40 +13,44 @@ SUSPENDED_FOR = 1000  # number of times that an instance then runs on any core
 
 
 class Cores:
-    """Assigns a worker's processors to busy instances, one per core."""
+    """Assigns a processor to each busy instance of a worker, if possible on a core of its own."""
 
     def __init__(self, siblings: Mapping[int, Collection[int]]) -> None:
         """`siblings`: the usable processors, each with the processors that share its core (and possibly itself)."""
         self._siblings = siblings
-        self._free = sorted(siblings, reverse=True)  # the processor that was used last is at the end
-        self._busy: set[int] = set()
+        self._free_processors = sorted(siblings, reverse=True)  # the processor that was used last is at the end
+        self._busy_processors: set[int] = set()
         self._average_share = 1.0
         self._suspended_for = 0
 
     @property
     def is_suspended(self) -> bool:
-        """True if the system chooses the cores of all instances."""
+        """True while Linux chooses the cores of all instances."""
         return self._suspended_for > 0
 
-    def take(self) -> int | None:
-        """Return the processor for an instance that becomes busy, or None if the instance may run on any processor."""
+    def acquire(self) -> int | None:
+        """Assign a processor to an instance that becomes busy; return None if the instance may run on any processor."""
         if self._suspended_for:
             self._suspended_for -= 1
             return None
-        if len(self._siblings) < 2 or not self._free:
+        if len(self._siblings) < 2 or not self._free_processors:
             return None
-        whole = (number for number in reversed(self._free) if self._busy.isdisjoint(self._siblings[number]))
-        number = next(whole, self._free[-1])
-        self._free.remove(number)
-        self._busy.add(number)
+        whole = (
+            number
+            for number in reversed(self._free_processors)
+            if self._busy_processors.isdisjoint(self._siblings[number])
+        )
+        number = next(whole, self._free_processors[-1])
+        self._free_processors.remove(number)
+        self._busy_processors.add(number)
         return number
 
-    def give_back(self, number: int) -> None:
-        self._busy.remove(number)
-        self._free.append(number)
+    def release(self, number: int) -> None:
+        self._busy_processors.remove(number)
+        self._free_processors.append(number)
 
     def record(self, took_ns: int, cpu_ns: int) -> None:
-        """Record a batch's CPU time and its duration since its instance was woken."""
+        """Record how long a batch took from waking its instance to its end, and how much CPU time it used."""
         self._average_share += (min(1.0, cpu_ns / max(1, took_ns)) - self._average_share) * NEWEST
         if self._average_share < ENOUGH:
             self._average_share, self._suspended_for = 1.0, SUSPENDED_FOR

@@ -7,7 +7,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.statistics import BatchStatistics, BlockStatistics
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import Tallies
-from penstock.worker.running.batcher import Closed
+from penstock.worker.running.batcher import CloseReason
 from penstock.worker.running.instances import BatchOutcome
 from penstock.worker.worker_job import WorkerJob
 
@@ -27,7 +27,7 @@ class BlockCounts:
         self._rows = tallies.histogram(metrics.batch_rows.labels(*labels))
         self._real = tallies.counter(metrics.tokens.labels(*labels, "real"))
         self._padded = tallies.counter(metrics.tokens.labels(*labels, "padded"))
-        self._closed = {closed: tallies.counter(metrics.batches.labels(*labels, closed)) for closed in Closed}
+        self._closed = {closed: tallies.counter(metrics.batches.labels(*labels, closed)) for closed in CloseReason}
 
     def flush(self) -> None:
         self._tallies.flush()

@@ -9,27 +9,27 @@ now = time.monotonic
 
 
 class EarliestTimer:
-    """Calls `ring` once, at the earliest of the times that were set since the last call."""
+    """Calls `callback` once, at the earliest of the times that were set since the previous call."""
 
-    def __init__(self, ring: Callable[[], None], least_s: float = 0.0) -> None:
-        """`least_s`: the shortest time between `set` and the call of `ring`."""
-        self._ring = ring
+    def __init__(self, callback: Callable[[], None], least_s: float = 0.0) -> None:
+        """`least_s`: the shortest time between `set` and the call of `callback`."""
+        self._callback = callback
         self._least_s = least_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self.at = inf
+        self.due_at = inf
 
-    def set(self, at: float) -> None:
-        if at < self.at:
+    def set(self, due_at: float) -> None:
+        if due_at < self.due_at:
             self.cancel()
-            self.at = at
-            self._timer = self._loop.call_later(max(self._least_s, at - now()), self._ring_now)
+            self.due_at = due_at
+            self._timer = self._loop.call_later(max(self._least_s, due_at - now()), self._call_back)
 
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self.at = None, inf
+        self._timer, self.due_at = None, inf
 
-    def _ring_now(self) -> None:
-        self._timer, self.at = None, inf
-        self._ring()
+    def _call_back(self) -> None:
+        self._timer, self.due_at = None, inf
+        self._callback()

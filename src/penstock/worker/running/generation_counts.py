@@ -10,21 +10,21 @@ from penstock.telemetry.tally import CounterTally
 from penstock.worker.running.counts import BlockCounts
 
 # Fields of GenerationState that only grow; metrics have the same names.
-GROWING = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions")
+COUNTER_FIELDS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions")
 
 
 @dataclass(slots=True)
 class ChoicePace:
-    """The number of a choice's tokens, and the times at which its first and its last token arrived."""
+    """The number of tokens of a choice (one answer), and the arrival times of its first and its last token."""
 
     tokens: int = 0
-    first: float = 0.0
-    last: float = 0.0
+    first_at: float = 0.0
+    last_at: float = 0.0
 
 
 @dataclass(slots=True)
 class TokenPace:
-    """The times at which a generation and the tokens of its choices arrived."""
+    """The arrival times of a generation and of the tokens of its choices (alternative answers)."""
 
     arrived: float
     is_first_due: bool = True
@@ -32,7 +32,7 @@ class TokenPace:
 
 
 class GenerationCounts(BlockCounts):
-    """Counts a generating block's work. Tokens are counted per step, even if the answer is not streamed."""
+    """Counts a generating block's work. Tokens are counted as they are generated, even if answers are not streamed."""
 
     def __init__(self, metrics: WorkerMetrics, block: BlockDescription) -> None:
         super().__init__(metrics, block)
@@ -42,34 +42,34 @@ class GenerationCounts(BlockCounts):
         self._prompt = tallies.histogram(of.request_prompt_tokens.labels(*labels))
         self._generated = tallies.histogram(of.request_generated_tokens.labels(*labels))
         self._tokens_per_s = tallies.histogram(of.request_tokens_per_s.labels(*labels))
-        self._growing = {name: tallies.counter(getattr(of, name).labels(*labels)) for name in GROWING}
+        self._engine_counters = {name: tallies.counter(getattr(of, name).labels(*labels)) for name in COUNTER_FIELDS}
         self._finished: dict[str, CounterTally] = {}
-        self._standing = GenerationState()  # the engine's last report
+        self._last_state = GenerationState()  # the engine's last report
         self._stepped_at = 0.0  # time of the engine's last report
         self.statistics.generation = GenerationState()
 
-    def count_step(self, standing: GenerationState, now: float, waiting: int = 0) -> None:
-        """Count the engine's work in a step; `waiting`: the generations that were not passed to the engine yet."""
-        total, before = self.statistics.generation, self._standing
+    def count_step(self, state: GenerationState, now: float, waiting: int = 0) -> None:
+        """Count the engine's work in a step; `waiting`: the number of generations not yet passed to the engine."""
+        total, before = self.statistics.generation, self._last_state
         assert total is not None
-        if standing.steps < before.steps:
+        if state.steps < before.steps:
             before = GenerationState()  # the engine has restarted and counts from zero
-        for name, tally in self._growing.items():
-            grown = max(0, getattr(standing, name)) - max(0, getattr(before, name))
+        for name, tally in self._engine_counters.items():
+            grown = max(0, getattr(state, name)) - max(0, getattr(before, name))
             if grown > 0:
                 tally.inc(grown)
                 setattr(total, name, max(0, getattr(total, name)) + grown)
-        if standing.cached_tokens >= 0 > total.cached_tokens:
+        if state.cached_tokens >= 0 > total.cached_tokens:
             total.cached_tokens = 0
-        if (steps := standing.steps - before.steps) > 0:
+        if (steps := state.steps - before.steps) > 0:
             self.statistics.execution_count += steps
             self.statistics.last_inference_ms = int(time.time() * 1000)
             if before.running + before.waiting:  # otherwise the engine was idle
                 self._compute_seconds.observe((now - self._stepped_at) / steps, steps)
         self._stepped_at = now
-        total.running, total.waiting = standing.running, standing.waiting + waiting
-        total.cache_blocks, total.cache_blocks_used = standing.cache_blocks, standing.cache_blocks_used
-        self._standing = replace(standing)
+        total.running, total.waiting = state.running, state.waiting + waiting
+        total.cache_blocks, total.cache_blocks_used = state.cache_blocks, state.cache_blocks_used
+        self._last_state = replace(state)
 
     def count(self, pace: TokenPace, progress: Progress, now: float) -> None:
         """Count a generation's progress in one step."""
@@ -87,11 +87,11 @@ class GenerationCounts(BlockCounts):
                 pace.is_first_due = False
                 self._first_token.observe(now - pace.arrived)
             if choice.tokens:
-                self._between_tokens.observe((now - choice.last) / new, new)
+                self._between_tokens.observe((now - choice.last_at) / new, new)
             else:
-                choice.first = now
+                choice.first_at = now
             choice.tokens += new
-            choice.last = now
+            choice.last_at = now
         if delta.finish_reason:
             self._count_choice(choice, delta.finish_reason)
 
@@ -102,17 +102,17 @@ class GenerationCounts(BlockCounts):
             tally = self._finished[reason] = self._tallies.counter(counter)
         tally.inc()
         self._generated.observe(choice.tokens)
-        if choice.last > choice.first:
-            self._tokens_per_s.observe((choice.tokens - 1) / (choice.last - choice.first))
+        if choice.last_at > choice.first_at:
+            self._tokens_per_s.observe((choice.tokens - 1) / (choice.last_at - choice.first_at))
 
     def flush(self) -> None:
         super().flush()
-        standing, of, labels = self.statistics.generation, self._all.generation, self._labels
-        assert standing is not None
-        of.generations.labels(*labels, "running").set(standing.running)
-        of.generations.labels(*labels, "waiting").set(standing.waiting)
-        of.cache_blocks.labels(*labels, "used").set(standing.cache_blocks_used)
-        of.cache_blocks.labels(*labels, "all").set(standing.cache_blocks)
+        state, of, labels = self.statistics.generation, self._all.generation, self._labels
+        assert state is not None
+        of.generations.labels(*labels, "running").set(state.running)
+        of.generations.labels(*labels, "waiting").set(state.waiting)
+        of.cache_blocks.labels(*labels, "used").set(state.cache_blocks_used)
+        of.cache_blocks.labels(*labels, "all").set(state.cache_blocks)
 
     def stop(self) -> None:
         """Clear the current state, because the engine has ended."""

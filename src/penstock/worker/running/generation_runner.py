@@ -48,13 +48,13 @@ class _SubmittedGeneration(NamedTuple):
 
 
 class GenerationRunner(BlockRunner):
-    """Passes generations to the engine, and sends their answers: complete ones at the end, streamed ones in parts.
+    """Passes generations to the engine, and sends their answers: complete at the end, or streamed in parts.
 
-    Tokens that arrive while there is no credit are joined into the next message, so that a slow reader delays no other
-    request and needs no more memory than its answer.
+    Tokens that arrive while the client's stream has no credit are joined into the next message, so that a slow client
+    delays no other request and needs no more memory than its answer.
     """
 
-    counts_as = GenerationCounts
+    counts_type = GenerationCounts
     counts: GenerationCounts
 
     def __init__(self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> None:
@@ -119,8 +119,8 @@ class GenerationRunner(BlockRunner):
 
     # --- time
 
-    def _start_timer(self, generating: _GenerationJob, at: float, ring: Callable[[_GenerationJob], None]) -> None:
-        generating.timers.append(self._loop.call_later(max(0.0, at - now()), ring, generating))
+    def _start_timer(self, generating: _GenerationJob, at: float, callback: Callable[[_GenerationJob], None]) -> None:
+        generating.timers.append(self._loop.call_later(max(0.0, at - now()), callback, generating))
 
     def _fail_at_deadline(self, generating: _GenerationJob) -> None:
         where = "before the model had finished its answer" if generating.started else "while the request waited"
@@ -140,7 +140,7 @@ class GenerationRunner(BlockRunner):
     # --- from the engine
 
     def _report(self, step: GenerationStep) -> None:
-        """Pass a step's report to the event loop. Called in a thread of the engine."""
+        """Pass the results of a step to the event loop. Called in a thread of the engine."""
         try:
             self._loop.call_soon_threadsafe(self._process_step, step)
         except RuntimeError:

@@ -1,6 +1,6 @@
-"""A block's instances: one thread per instance, which runs batches and errands (short calls, for example a probe).
+"""A block's instances: one thread each, which runs batches and short calls ("errands"), such as a health check.
 
-Threads only compute: the outcome of a batch or an errand is passed to the event loop.
+Threads only compute: the outcome is passed to the event loop.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Execution(Protocol):
         ...
 
     def probe(self, instance: int) -> str:
-        """Return the model's problem, or an empty text if the model works."""
+        """Return why the model does not work, or an empty text if it works."""
         ...
 
 
@@ -70,7 +70,7 @@ class InstanceThreads:
     ) -> None:
         """`execute` runs a batch in a thread and never raises; `on_batch_done` is called on the event loop.
 
-        `cores`: shared by all blocks that compute in their instances' threads, or None if this block does not.
+        `cores` assigns a core to each busy instance; None: instances run on any core.
         """
         self._loop = asyncio.get_running_loop()
         self._execute = execute
@@ -98,7 +98,7 @@ class InstanceThreads:
         self._hand_out(batch)
 
     def run_errand(self, errand: Errand, done: Callable[[str], None]) -> None:
-        """Run an errand in an instance after earlier work.
+        """Run a short call (errand) in any instance, after the work that was handed out before.
 
         Call `done` on the loop with the problem or an empty text.
         """
@@ -108,7 +108,7 @@ class InstanceThreads:
         if self._idle:
             instance = self._idle.pop()
             if self._cores is not None:
-                self._core_of[instance] = self._cores.take()
+                self._core_of[instance] = self._cores.acquire()
                 self._woken_at[instance] = time.monotonic()
             self._inboxes[instance].put(work)
         else:
@@ -123,7 +123,7 @@ class InstanceThreads:
                 self._woken_at[instance] = inf
                 self._cores.record(int(waited_s * 1e9) + outcome.took_ns, outcome.cpu_ns)
             if is_idle or self._cores.is_suspended:
-                self._cores.give_back(core)
+                self._cores.release(core)
                 self._core_of[instance] = None
         if is_idle:
             self._idle.append(instance)
@@ -132,21 +132,21 @@ class InstanceThreads:
                 self._hand_out(work)
         callback(outcome)
 
-    def close(self, then: Callable[[], None], patience_s: float | None = None) -> asyncio.Event:
-        """End the threads when their work is done, call `then` in a thread, and set the returned event.
+    def close(self, on_ended: Callable[[], None], patience_s: float | None = None) -> asyncio.Event:
+        """End the threads when their work is done, call `on_ended` in a thread, and set the returned event.
 
         `patience_s`: the longest time to wait for the threads; None means no limit.
         """
         self._is_closing = True
         for inbox in self._inboxes:
             inbox.put(None)
-        return close_in_thread(partial(self._join_threads, then, patience_s))
+        return close_in_thread(partial(self._join_threads, on_ended, patience_s))
 
-    def _join_threads(self, then: Callable[[], None], patience_s: float | None) -> None:
+    def _join_threads(self, on_ended: Callable[[], None], patience_s: float | None) -> None:
         end = None if patience_s is None else time.monotonic() + patience_s
         for thread in self._threads:
             thread.join(None if end is None else max(0.0, end - time.monotonic()))
-        then()
+        on_ended()
 
     def _run_thread(self, instance: int) -> None:
         inbox = self._inboxes[instance]
@@ -179,9 +179,9 @@ class InstanceThreads:
         except IndexError:
             return None
 
-    def _call_on_loop(self, callback: Callable[..., None], *what: object) -> bool:
+    def _call_on_loop(self, callback: Callable[..., None], *arguments: object) -> bool:
         try:
-            self._loop.call_soon_threadsafe(callback, *what)
+            self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:  # the loop has closed: the process is ending
             return False
         return True
@@ -203,9 +203,9 @@ def close_in_thread(close: Callable[[], None]) -> asyncio.Event:
 
 
 def _bind_to_core(core: int | None) -> int | None:
-    """Bind the calling thread to a core, or to all cores of the process if `core` is None.
+    """Bind the calling thread to `core`, and return `core`.
 
-    If threads may not be bound to the core, the thread runs on all cores. Return the core to which it is bound.
+    If `core` is None, or if the thread may not be bound, let the thread run on all cores, and return None.
     """
     if core is not None:
         with suppress(OSError):

@@ -39,13 +39,13 @@ class ModelSessions:
         return session_id in self._sessions
 
     def start(self, step: SessionStep) -> tuple[bool, bool]:
-        """Return two flags: the session is new to the model; the job restarts a session that the model knows."""
+        """Return whether the session is new to the model, and whether the step restarts a session that it knows."""
         session = self._sessions[step.session_id]
         was_begun, session.is_begun = session.is_begun, True
         return step.is_start or not was_begun, step.is_start and was_begun
 
     def end(self, session_id: str) -> None:
-        """Record that the job which ends the session has run, so that the model no longer knows the session."""
+        """Record that the last job of the session has run, after which the model no longer knows the session."""
         session = self._sessions.get(session_id)
         if session is None:
             return
@@ -71,14 +71,14 @@ class ModelSessions:
         return inf
 
     def expire(self, now: float) -> list[str]:
-        """Remove and return the sessions that were idle for `idle_s`, so that the model can be notified."""
+        """Remove and return the sessions that were idle for `idle_s`, so that the caller can end them in the model."""
         over = list(takewhile(lambda idle: self._idle[idle] + self._idle_s <= now, self._idle))
         for session_id in over:
             self._forget_session(session_id)
         return over
 
     def clear(self) -> list[str]:
-        """Remove all sessions, and return those that the model knows, so that the model can be notified."""
+        """Remove all sessions; return those that the model knows, so that the caller can end them in the model."""
         begun = [session_id for session_id, session in self._sessions.items() if session.is_begun]
         for session_id in begun:
             self.end(session_id)

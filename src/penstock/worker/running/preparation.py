@@ -41,13 +41,13 @@ INLINE_RESULT_BYTES = 256 * 1024
 INLINE_PIECES = 64
 INLINE_BYTES_PER_TURN = 4096  # of texts that are prepared in one turn of the loop
 SMALL_BYTES = 4 * INLINE_ELEMENTS  # tensors up to this size cannot have more elements
-# A thread prepares requests for this long, and then reports them all together.
+# A thread prepares requests for this long, and then passes all of them to the event loop together.
 TOGETHER_S = 0.002
 FREE_BYTES = 1024 * 1024  # requests up to this size do not wait for memory: a block's credits bound their number
 
 
 class PreparationOwner(Protocol):
-    """The runner whose jobs are prepared. Its methods are called on the event loop."""
+    """The runner whose jobs are prepared. `Preparation` calls its methods on the event loop."""
 
     def on_prepared(self, job: WorkerJob, outcome: Prepared | PenstockError) -> None: ...
 
@@ -57,9 +57,9 @@ class PreparationOwner(Protocol):
 
 
 class HeldMemory:
-    """Memory of a prepared request.
+    """Memory that a prepared request has taken from the worker's limit.
 
-    The memory is given back when this object is deleted, which happens together with its job.
+    Deleting this object returns the memory; the request's job holds the only reference.
     """
 
     __slots__ = ("_give_back", "_loop")
@@ -77,7 +77,12 @@ class Preparation:
     """Prepares and finishes one block's requests, in threads of its own, so that blocks do not delay each other."""
 
     def __init__(
-        self, block_id: str, task: AnyTask, room: PreparedMemory, tasks: TaskPool | None, owner: PreparationOwner
+        self,
+        block_id: str,
+        task: AnyTask,
+        prepared_memory: PreparedMemory,
+        tasks: TaskPool | None,
+        owner: PreparationOwner,
     ) -> None:
         """`tasks`: the task processes to use instead of threads."""
         self._block_id = block_id
@@ -85,14 +90,14 @@ class Preparation:
         self._estimate_memory = task.weigh if isinstance(task, EstimatesMemory) else None
         self._inline_bytes = task.inline_bytes if isinstance(task, PreparesInline) else 0
         self._inline_bytes_left = INLINE_BYTES_PER_TURN  # that may still be prepared in this turn of the loop
-        self._room = room
+        self._prepared_memory = prepared_memory
         self._tasks = tasks
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._cores = usable_cores()
         self._pool = ThreadPoolExecutor(self._cores, thread_name_prefix="task")  # starts threads on demand
-        self._line: deque[WorkerJob] = deque()  # filled by the loop, emptied by the threads
-        self._is_line_due = False
+        self._queue: deque[WorkerJob] = deque()  # filled by the loop, emptied by the threads
+        self._is_start_scheduled = False
         self._busy = 0  # number of threads that prepare requests
         self._waiting: dict[WorkerJob, Continuation] = {}  # jobs that wait for memory
         self._calls = BackgroundTasks("preparation")  # calls to task processes, at most one per job
@@ -106,19 +111,19 @@ class Preparation:
         size_bytes = self._estimate_memory(job.request) if self._estimate_memory is not None else 0
         if size_bytes <= FREE_BYTES:
             self._start_preparing(job)
-        elif size_bytes > self._room.share_bytes:
+        elif size_bytes > self._prepared_memory.share_bytes:
             self._owner.on_prepared(
                 job,
                 RequestTooLarge(
                     f"the request would take {size_bytes} bytes of memory, more than half of limits.max_prepared_bytes "
-                    f"({self._room.share_bytes}): split the request"
+                    f"({self._prepared_memory.share_bytes}): split the request"
                 ),
             )
         else:
             self._wait_for_memory(job, size_bytes)
 
     def _may_prepare_on_loop(self, request: TaskRequest) -> bool:
-        """Return True for the first small requests in each turn of the loop, which are prepared on the loop."""
+        """Return whether to prepare the request on the event loop: only a few small requests in each iteration."""
         size_bytes = sum(len(tensor.data) for tensor in request.inputs)
         if size_bytes > self._inline_bytes or size_bytes > self._inline_bytes_left:
             return False
@@ -137,7 +142,7 @@ class Preparation:
         if job.prepared is None:
             job.request.inputs.clear()
         if (go := self._waiting.pop(job, None)) is not None:
-            self._room.withdraw(self._block_id, go)
+            self._prepared_memory.withdraw(self._block_id, go)
 
     def finish(self, job: WorkerJob) -> None:
         if self._tasks is not None and job.prepared is not None and isinstance(job.prepared.context, RemoteContext):
@@ -151,15 +156,15 @@ class Preparation:
     def _wait_for_memory(self, job: WorkerJob, size_bytes: int) -> None:
         def enter() -> None:
             self._waiting.pop(job, None)
-            job.room = HeldMemory(self._loop, lambda: self._give_memory_back(size_bytes))
+            job.held_memory = HeldMemory(self._loop, lambda: self._give_memory_back(size_bytes))
             self._start_preparing(job)
 
         self._waiting[job] = enter
-        if self._room.enter(self._block_id, size_bytes, enter):
+        if self._prepared_memory.enter(self._block_id, size_bytes, enter):
             enter()
 
     def _give_memory_back(self, size_bytes: int) -> None:
-        for go in self._room.leave(self._block_id, size_bytes):
+        for go in self._prepared_memory.leave(self._block_id, size_bytes):
             go()
 
     def _start_preparing(self, job: WorkerJob) -> None:
@@ -169,15 +174,15 @@ class Preparation:
             )
             begun.add_done_callback(lambda done: self._on_prepared_in_process(job, done))
             return
-        self._line.append(job)
-        if not self._is_line_due:
-            self._is_line_due = True
+        self._queue.append(job)
+        if not self._is_start_scheduled:
+            self._is_start_scheduled = True
             self._loop.call_soon(self._start_threads)  # later, when all jobs that arrive together are in the queue
 
     def _start_threads(self) -> None:
         """Start a thread per waiting job, but not more threads than cores."""
-        self._is_line_due = False
-        for _ in range(min(len(self._line), self._cores - self._busy)):
+        self._is_start_scheduled = False
+        for _ in range(min(len(self._queue), self._cores - self._busy)):
             self._busy += 1
             self._loop.run_in_executor(self._pool, self._prepare_queued).add_done_callback(self._on_queued_prepared)
 
@@ -194,9 +199,9 @@ class Preparation:
         assert error is None or isinstance(error, PenstockError)
         self._owner.on_prepared(job, done.result() if error is None else error)
 
-    async def _finish_in_process(self, job: WorkerJob, held: RemoteContext, tasks: TaskPool) -> None:
+    async def _finish_in_process(self, job: WorkerJob, context: RemoteContext, tasks: TaskPool) -> None:
         start = time.perf_counter_ns()
-        outcome = await _catch_error(tasks.finish(job.request, held, _complete_results(job)))
+        outcome = await _catch_error(tasks.finish(job.request, context, _complete_results(job)))
         job.timing.finish_ns = time.perf_counter_ns() - start
         self._owner.end(job, outcome)
 
@@ -209,9 +214,9 @@ class Preparation:
         """
         done: list[tuple[WorkerJob, Prepared | PenstockError]] = []
         start = time.monotonic()
-        while self._line and (at := time.monotonic()) - start < TOGETHER_S:
+        while self._queue and (at := time.monotonic()) - start < TOGETHER_S:
             try:
-                job = self._line.popleft()
+                job = self._queue.popleft()
             except IndexError:  # another thread took the last job
                 break
             if job.deadline <= at:
@@ -246,10 +251,7 @@ class Preparation:
 
 
 def _is_small(request: TaskRequest) -> bool:
-    """Return whether preparing the request is quick.
-
-    Numbers are not copied, so their count does not matter; each text becomes an object.
-    """
+    """Return whether preparing the request is quick: only texts take time, because each becomes an object."""
     for tensor in request.inputs:
         if tensor.datatype != BYTES or len(tensor.data) <= SMALL_BYTES:
             continue

@@ -45,8 +45,8 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:
         [{"type": "integer"}, {"const": 1.5}],
     ],
 )
-def test_alternatives_that_exclude_each_other(alternatives: list[Any]) -> None:
-    assert ExclusiveSchemas({}).overlapping(alternatives) is None
+def test_alternatives_that_exclude_each_other_are_accepted(alternatives: list[Any]) -> None:
+    assert ExclusiveSchemas({}).find_overlap(alternatives) is None
     assert unsupported_part({"type": "object", "properties": {"x": {"oneOf": alternatives}}}) == ""
 
 
@@ -67,9 +67,9 @@ def test_alternatives_that_exclude_each_other(alternatives: list[Any]) -> None:
         ([{"anyOf": [TEXT, {"type": "null"}]}, {"type": "null"}], (0, 1)),
     ],
 )
-def test_alternatives_that_may_match_the_same_value(alternatives: list[Any], found: tuple[int, int]) -> None:
+def test_alternatives_that_may_match_the_same_value_are_found(alternatives: list[Any], found: tuple[int, int]) -> None:
     document = {"oneOf": alternatives}
-    assert ExclusiveSchemas(document).overlapping(alternatives) == found
+    assert ExclusiveSchemas(document).find_overlap(alternatives) == found
     first, second = (each + 1 for each in found)
     assert f"alternatives {first} and {second} of 'oneOf'" in unsupported_part(document)
 
@@ -80,7 +80,7 @@ def test_a_discriminated_union_of_pydantic_is_supported() -> None:
     assert unsupported_part(schema) == ""
 
 
-def test_comparing_ends_soon() -> None:
+def test_a_comparison_with_too_many_steps_is_given_up() -> None:
     doubling: dict[str, Any] = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
     doubling["d60"] = {"type": "null"}
     assert "'oneOf'" in unsupported_part({"$defs": doubling, "oneOf": [{"$ref": "#/$defs/d0"}, TEXT]})

@@ -48,7 +48,7 @@ class Asker:
         options = GenaiOptions(**{"cache_mb": 128, **settings})
         self.engine = GenaiEngine(EngineSpec(SMOLLM2, "auto", 2, 1), options, limits, hang_s=WAIT_S)
         self.signature = self.engine.load()
-        self.standing = GenerationState()
+        self.state = GenerationState()
         self._told: dict[int, queue.Queue[Progress]] = {}
         self._numbers = count(1)
         self.engine.start(self._tell)
@@ -95,7 +95,7 @@ class Asker:
         return self.engine._supervisor.process().pid
 
     def _tell(self, step: GenerationStep) -> None:
-        self.standing = step.state
+        self.state = step.state
         for progress in step.progress:
             self._told[progress.number].put(progress)
 
@@ -145,15 +145,15 @@ def test_a_conversation_is_formatted_by_the_models_template(asker: Asker) -> Non
 def test_the_beginning_of_a_conversation_is_not_computed_again(asker: Asker) -> None:
     """Each step takes at most 256 tokens of prompts, so the number of steps shows what was computed."""
     said = "Tell me about the rivers of the north. " * 80
-    steps = asker.standing.steps
+    steps = asker.state.steps
     first = asker.ask(said, Sampling(max_tokens=8, temperature=0.0))
     assert first.cached_tokens == 0
-    assert asker.standing.steps - steps == -(-first.prompt_tokens // 256) + 7
-    before, steps = asker.standing.cached_tokens, asker.standing.steps
+    assert asker.state.steps - steps == -(-first.prompt_tokens // 256) + 7
+    before, steps = asker.state.cached_tokens, asker.state.steps
     second = asker.ask(said + first.texts[0] + " And of the south?", Sampling(max_tokens=1, temperature=0.0))
     assert second.cached_tokens >= first.prompt_tokens
-    assert asker.standing.cached_tokens - before == second.cached_tokens
-    assert asker.standing.steps - steps == 1, "all tokens but the last ones were in the cache"
+    assert asker.state.cached_tokens - before == second.cached_tokens
+    assert asker.state.steps - steps == 1, "all tokens but the last ones were in the cache"
 
 
 def test_a_seed_gives_the_same_answer_again(asker: Asker) -> None:
@@ -186,7 +186,7 @@ def test_a_stop_string_ends_the_answer_and_no_part_of_it_is_sent(asker: Asker) -
     answer = asker.ask("Count: one, two, three,", sampling)
     assert answer.reasons == {0: "stop"}
     assert answer.texts[0].endswith("six, ")
-    eventually(lambda: asker.standing.running == 0, "its place is free")
+    eventually(lambda: asker.state.running == 0, "its place is free")
 
 
 def test_logprobs_are_returned_for_each_token(asker: Asker) -> None:
@@ -243,18 +243,18 @@ def test_cancelling_a_generation_frees_its_place_at_once(asker: Asker) -> None:
     running = [asker.add(prompt, LONG) for prompt in PROMPTS]
     for number in running:
         asker.wait_begun(number)
-    assert asker.standing.running == len(PROMPTS)
-    assert asker.standing.cache_blocks_used >= len(PROMPTS)
+    assert asker.state.running == len(PROMPTS)
+    assert asker.state.cache_blocks_used >= len(PROMPTS)
     for number in running:
         asker.engine.cancel(number)
-    eventually(lambda: (asker.standing.running, asker.standing.cache_blocks_used) == (0, 0), "all is free")
+    eventually(lambda: (asker.state.running, asker.state.cache_blocks_used) == (0, 0), "all is free")
     asker.ask(PROMPTS[0])
 
 
 def test_two_hundred_concurrent_requests_are_all_answered(asker: Asker) -> None:
     numbers = [asker.add(f"{index} is", Sampling(max_tokens=2, temperature=0.0)) for index in range(200)]
     assert {asker.wait(number).reasons[0] for number in numbers} == {"length"}
-    assert (asker.standing.running, asker.standing.waiting) == (0, 0)
+    assert (asker.state.running, asker.state.waiting) == (0, 0)
 
 
 def test_the_most_urgent_joins_first(asker: Asker) -> None:
@@ -274,7 +274,7 @@ def test_a_killed_process_fails_only_the_generations_that_had_joined(asker: Aske
     for number in joined:
         asker.wait_begun(number)
     waiting = asker.add(PROMPTS[1])
-    steps, before = asker.standing.steps, asker.pid
+    steps, before = asker.state.steps, asker.pid
     os.kill(before, signal.SIGKILL)
     for number in joined:
         failure = asker.wait(number).failure
@@ -283,7 +283,7 @@ def test_a_killed_process_fails_only_the_generations_that_had_joined(asker: Aske
         assert "signal 9, SIGKILL" in failure.message
     assert asker.wait(waiting).reasons == {0: "length"}
     assert asker.pid != before
-    assert asker.standing.steps > steps, "counters continue"
+    assert asker.state.steps > steps, "counters continue"
 
 
 def test_a_hanging_process_is_killed(asker: Asker) -> None:
@@ -306,7 +306,7 @@ def test_preempted_answers_stay_the_same_when_the_cache_is_full() -> None:
         numbers = [asker.add(prompt, sampling) for prompt in prompts]
         answers = [asker.wait(number) for number in numbers]
         assert {len(answer.ids[0]) for answer in answers} == {90}
-        assert asker.standing.preemptions > 0
+        assert asker.state.preemptions > 0
     finally:
         asker.engine.close()
 

@@ -15,7 +15,7 @@ from penstock.wire.ipc.ipc_messages import Envelope, Inbox, Message
 
 class ScriptedBatch:
     def __init__(self, *_: object) -> None:
-        self.standing = GenerationState()
+        self.state = GenerationState()
         self.running: list[int] = []
         self.waiting: list[int] = []
 
@@ -40,7 +40,7 @@ class ScriptedBatch:
     def step(self) -> None:
         if 13 in self.running:
             raise RuntimeError("the runtime is at its end")
-        self.standing.steps += 1
+        self.state.steps += 1
 
     def take_progress(self) -> list[Progress]:
         ended, self.running = self.running, []

@@ -72,7 +72,7 @@ def test_a_table_exists_if_each_token_has_its_own_text() -> None:
     assert TableText(table).add([1, 2, 3, 0], True) == "a —b"
 
 
-def test_the_table_follows_the_tokenizer_for_bytes_that_are_no_character() -> None:
+def test_invalid_bytes_are_decoded_as_by_the_tokenizer() -> None:
     table = make_table(
         {1: b"a", 2: b"\xe2"}, lambda sequences: [decode(b"a" if ids == [1] else b"\xe2") for ids in sequences]
     )

@@ -24,13 +24,13 @@ def rows(count: int, value: int) -> np.ndarray:
 
 
 def test_bound_tensors_return_their_values_and_memory_is_reused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "KEPT", 4)
+    monkeypatch.setattr(engine_module, "MAX_INPUT_BUFFERS", 4)
     session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     binding = DeviceBinding(session, "cpu", 0)
     answers = [binding.run({"a": rows(count, 5), "b": rows(count, count)}, []) for count in (1, 2, 2, 3, 1)]
     assert [[found[0, 0] for found in answer] for answer in answers] == [[6, 4], [7, 3], [7, 3], [8, 2], [6, 4]]
     assert [answer[0].shape for answer in answers] == [(1, 4), (2, 4), (2, 4), (3, 4), (1, 4)]
-    assert len(binding._kept) == 4
+    assert len(binding._input_buffers) == 4
     (found,) = binding.run({"a": rows(4, 9)[::2], "b": rows(2, 1)}, ["difference"])
     assert (found == 8).all()
 

@@ -75,17 +75,17 @@ def test_memory_errors_of_libraries_are_recognized(error: Exception, is_so: bool
 # A process of its own measures itself, because other tests leave threads in this one that allocate memory.
 MEASURED = """
 import mmap, os, subprocess, sys
-from penstock.engines.hosting.process_usage import descendants, used_bytes
+from penstock.engines.hosting.process_usage import list_descendants, used_bytes
 MIB = 2**20
 before = used_bytes(os.getpid(), 0, 0)
-grown = lambda not_its_own=0: (used_bytes(os.getpid(), not_its_own, 0) - before) // MIB
+grown = lambda excluded_bytes=0: (used_bytes(os.getpid(), excluded_bytes, 0) - before) // MIB
 with mmap.mmap(-1, 64 * MIB) as shared:
     shared.write(b"x" * 64 * MIB)
     print(grown(), grown(64 * MIB))
 hold = "kept = b'x' * 2**26; print(flush=True); input()"
 with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
     child.stdout.readline()
-    print(grown(), child.pid in descendants(os.getpid()))
+    print(grown(), child.pid in list_descendants(os.getpid()))
     child.kill()
 print(used_bytes(child.pid, 0, 0))
 """

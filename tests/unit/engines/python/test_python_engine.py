@@ -251,7 +251,7 @@ def test_a_hanging_model_is_killed_and_the_error_shows_its_line(start_python: St
     assert pid(engine) != before
 
 
-def test_a_model_that_cannot_be_restarted_is_down_until_it_can(
+def test_a_model_is_unavailable_until_its_process_can_be_restarted(
     start_python: StartPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_supervisor, "RESTART_WAIT_S", 0.5)
@@ -459,7 +459,7 @@ def test_a_model_is_closed_when_its_worker_exits(tmp_path: Path) -> None:
     assert file.with_name("closed").exists()
 
 
-def test_a_process_ends_with_its_worker_however_that_ends(tmp_path: Path) -> None:
+def test_a_process_ends_with_its_worker_even_if_the_worker_is_killed(tmp_path: Path) -> None:
     """Even during a request, when the process does not read its socket."""
     file = tmp_path / "mine" / "1" / "model.py"
     file.parent.mkdir(parents=True)

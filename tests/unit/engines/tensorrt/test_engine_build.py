@@ -10,7 +10,7 @@ from onnx import helper
 from penstock.core.errors import ConfigError
 from penstock.engines.engine_options import TensorRtOptions
 from penstock.engines.onnx.onnx_variants import convert
-from penstock.engines.tensorrt.engine_build import EnginePlan, build_engine_file, capabilities_of, plan_engine
+from penstock.engines.tensorrt.engine_build import EnginePlan, build_engine_file, list_capabilities, plan_engine
 from penstock.engines.tensorrt.engine_cache import key_of
 from penstock.engines.tensorrt.library import TensorRtLibrary, find_library
 from penstock.engines.tensorrt.shapes import ShapeLimits
@@ -62,7 +62,7 @@ def test_the_cache_key_of_an_engine_depends_on_everything_that_matters(
 
 
 def test_only_supported_gpus_are_accepted(library: TensorRtLibrary) -> None:
-    assert {"8.0", "8.6", "8.9", "12.0"} <= set(capabilities_of(library))
+    assert {"8.0", "8.6", "8.9", "12.0"} <= set(list_capabilities(library))
     with pytest.raises(ConfigError, match=r"TensorRT-RTX does not build for 7\.0; use 8\.0, 8\.6"):
         build_engine_file(plan(SRCNN, library, capabilities=["7.0"]))
 

@@ -77,7 +77,7 @@ def test_copied_data_is_unchanged(gpu: CudaGpu) -> None:
     gpu.close_stream(stream)
 
 
-def test_lanes_run_in_parallel(gpu: CudaGpu, tmp_path: Path) -> None:
+def test_streams_run_in_parallel(gpu: CudaGpu, tmp_path: Path) -> None:
     write_identity(tmp_path, "ids", "INT64")
     trt: Any = SimpleNamespace(ExecutionContextAllocationStrategy=SimpleNamespace(ON_PROFILE_CHANGE=1))
     library = TensorRtLibrary("tensorrt", "0", trt, deque(), None)

@@ -44,16 +44,16 @@ def test_missing_shape_limits_are_requested() -> None:
         plan_profiles([audio], ShapeLimits(rows=8))
     assert raised.value.reason == "open_shape"
     given = ShapeRange(min=(1, 80, 16), opt=(4, 80, 100), max=(8, 80, 3000))
-    (profile,) = plan_profiles([audio], ShapeLimits(rows=8, given={"audio": given}))
+    (profile,) = plan_profiles([audio], ShapeLimits(rows=8, ranges={"audio": given}))
     assert profile["audio"] == ((1, 80, 16), (4, 80, 100), (8, 80, 3000))
 
 
-def test_given_shapes_must_fit_the_network() -> None:
+def test_configured_shapes_must_fit_the_network() -> None:
     wrong = ShapeRange(min=(1, 79, 16), opt=(1, 79, 16), max=(1, 79, 16))
     with pytest.raises(ConfigError, match=r"\[1, 79, 16\] does not fit the network's \[-1, 80, -1\]"):
-        plan_profiles([TensorSpec("audio", "FP32", (-1, 80, -1))], ShapeLimits(given={"audio": wrong}))
+        plan_profiles([TensorSpec("audio", "FP32", (-1, 80, -1))], ShapeLimits(ranges={"audio": wrong}))
     with pytest.raises(ConfigError, match="names 'sound', but the network's inputs are input_ids"):
-        plan_profiles([IDS], ShapeLimits(given={"sound": wrong}))
+        plan_profiles([IDS], ShapeLimits(ranges={"sound": wrong}))
 
 
 def test_the_sizes_of_a_shape_range_must_ascend() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, DeviceOutOfMemory, EngineFailed, InvalidTensor
 from penstock.core.tensors import Array
-from penstock.engines.availability import why_not, why_not_file
+from penstock.engines.availability import explain_unreadable, explain_unsupported
 from penstock.engines.engine_options import TensorRtOptions
 from penstock.engines.engine_protocols import EngineHome, EngineSpec
 from penstock.engines.tensorrt import gpu as gpu_module
@@ -287,7 +287,7 @@ def test_without_a_gpu_the_error_gives_advice(file: Path) -> None:
         engine.load()
     engine.close()
     assert raised.value.reason == "device_missing"
-    assert "runs on an NVIDIA GPU" in (why_not("tensorrt", "cuda", "fp16") or "")
+    assert "runs on an NVIDIA GPU" in (explain_unsupported("tensorrt", "cuda", "fp16") or "")
 
 
 def test_cuda_is_called_as_its_bindings_expect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,9 +349,9 @@ def test_cuda_is_called_as_its_bindings_expect(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_unsupported_models_are_refused() -> None:
-    assert why_not("tensorrt", "cpu", "fp32") == "the tensorrt engine runs on an NVIDIA GPU, not on cpu"
-    assert why_not_file("tensorrt", Path("model.xml")) == "the tensorrt engine reads ONNX, not model.xml"
-    assert why_not_file("tensorrt", Path("model.onnx")) is None
+    assert explain_unsupported("tensorrt", "cpu", "fp32") == "the tensorrt engine runs on an NVIDIA GPU, not on cpu"
+    assert explain_unreadable("tensorrt", Path("model.xml")) == "the tensorrt engine reads ONNX, not model.xml"
+    assert explain_unreadable("tensorrt", Path("model.onnx")) is None
     with pytest.raises(ValueError, match=r"engine: tensorrt needs instances\.device cuda"):
         ModelSettings.model_validate({"engine": "tensorrt", "instances": {"device": "cpu"}})
     assert ModelSettings.model_validate({"engine": "tensorrt", "instances": {"count": 2}}).instances.device == "cuda"

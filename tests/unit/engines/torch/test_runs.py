@@ -15,7 +15,7 @@ from torch import nn
 from penstock.core.errors import ConfigError, DeviceOutOfMemory
 from penstock.core.signature import DeclaredTensor
 from penstock.core.tensors import Array
-from penstock.engines.availability import why_not, why_not_file
+from penstock.engines.availability import explain_unreadable, explain_unsupported
 from penstock.engines.engine_options import TorchOptions
 from penstock.engines.engine_protocols import EngineSpec
 from penstock.engines.torch.torch_engine import TorchEngine
@@ -198,25 +198,25 @@ def test_a_missing_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"needs the package torch, .*pip install 'penstock-serve\[torch\]'"):
         build_engine(file, ModelSettings(engine="torch"), 1)
-    assert "pip install 'penstock-serve[torch]'" in (why_not("torch", "cpu", "fp32") or "")
+    assert "pip install 'penstock-serve[torch]'" in (explain_unsupported("torch", "cpu", "fp32") or "")
 
 
 def test_a_machines_devices_and_precisions_are_known_before_loading() -> None:
-    assert why_not("torch", "cpu", "fp32") is None
-    assert why_not("torch", "cpu", "bf16") is None
-    assert "on the CPU use precision: bf16" in (why_not("torch", "cpu", "fp16") or "")
-    assert "does not run INT8" in (why_not("torch", "cpu", "int8") or "")
-    assert HAS_CUDA or "only cpu" in (why_not("torch", "cuda", "fp16") or "")
-    assert why_not("magic", "cuda", "fp16") == "Penstock has no magic engine"
+    assert explain_unsupported("torch", "cpu", "fp32") is None
+    assert explain_unsupported("torch", "cpu", "bf16") is None
+    assert "on the CPU use precision: bf16" in (explain_unsupported("torch", "cpu", "fp16") or "")
+    assert "does not run INT8" in (explain_unsupported("torch", "cpu", "int8") or "")
+    assert HAS_CUDA or "only cpu" in (explain_unsupported("torch", "cuda", "fp16") or "")
+    assert explain_unsupported("magic", "cuda", "fp16") == "Penstock has no magic engine"
 
 
 def test_readable_file_types_are_known_before_loading() -> None:
-    assert "reads TorchScript, torch.export" in (why_not_file("torch", Path("1/model.onnx")) or "")
-    assert "model.pt is a PyTorch file" in (why_not_file("onnx", Path("1/model.pt")) or "")
-    assert "modules.json is a PyTorch file" in (why_not_file("openvino", Path("1/modules.json")) or "")
+    assert "reads TorchScript and torch.export files" in (explain_unreadable("torch", Path("1/model.onnx")) or "")
+    assert "model.pt is a PyTorch file" in (explain_unreadable("onnx", Path("1/model.pt")) or "")
+    assert "modules.json is a PyTorch file" in (explain_unreadable("openvino", Path("1/modules.json")) or "")
     for name in ("model.pt", "model.pt2", "modules.json", "config.json"):
-        assert why_not_file("torch", Path(name)) is None
-    assert why_not_file("onnx", Path("model.onnx")) is None
+        assert explain_unreadable("torch", Path(name)) is None
+    assert explain_unreadable("onnx", Path("model.onnx")) is None
 
 
 # --- an NVIDIA GPU
@@ -263,7 +263,7 @@ def test_parallel_instances_on_a_gpu_keep_their_answers_apart(file: Path) -> Non
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if HAS_CUDA else [])])
-def test_a_device_without_memory_fails_with_advice_and_continues(tmp_path: Path, device: str) -> None:
+def test_an_out_of_memory_error_of_a_gpu_gives_advice_and_the_engine_continues(tmp_path: Path, device: str) -> None:
     torch.jit.script(Grows()).save(str(tmp_path / "model.pt"))
     engine = on(device, tmp_path / "model.pt")
     engine.load()

@@ -447,7 +447,7 @@ def test_an_exception_of_the_module_is_a_failure_of_the_model(tmp_path: Path) ->
     assert made.infer(0, {"x": np.zeros(2, np.float32)}, [])[0].tolist() == [0, 0]
 
 
-def test_missing_memory_fails_with_advice_and_the_engine_continues(tmp_path: Path) -> None:
+def test_an_out_of_memory_error_gives_advice_and_the_engine_continues(tmp_path: Path) -> None:
     class Grows(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.zeros(int(x[0]), 1 << 20).sum(1)

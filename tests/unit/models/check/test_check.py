@@ -182,7 +182,7 @@ FOLDERS: list[tuple[str, str | None, Files, list[tuple[str, str]]]] = [
     ("zip", "", {"1/model.onnx": b"PK\x03\x04rest"}, [("wrong_format", "engine: torch")]),
     ("gzip", "", {"1/model.onnx": b"\x1f\x8brest"}, [("wrong_format", "gunzip")]),
     ("random", "", {"1/model.onnx": b"no graph"}, [("wrong_format", "is not an ONNX file")]),
-    ("no-network", "", {"1/model.onnx": b"\x08\x0a"}, [("wrong_format", "holds no network")]),
+    ("no-network", "", {"1/model.onnx": b"\x08\x0a"}, [("wrong_format", "contains no network")]),
     ("cut", "", {"1/model.onnx": graph()[:-9]}, [("truncated_file", "does not end as one")]),
     ("data", "", {"1/model.onnx": with_data_beside()[0]}, [("missing_data", "keeps weights in 'model.onnx.data'")]),
     (
@@ -436,7 +436,7 @@ def test_each_explained_reason_is_raised_by_an_engine_or_a_task() -> None:
     assert LOADING_ADVICE.keys() - {"load_failed"} <= given | said_by_others
 
 
-def test_a_sound_models_facts_are_shown(tmp_path: Path) -> None:
+def test_properties_of_a_valid_model_are_shown(tmp_path: Path) -> None:
     found = tried(make(tmp_path / "m", "", GOOD))
     facts = found["facts"]
     assert (found["problems"], found["warnings"]) == ([], [])
@@ -577,7 +577,7 @@ def test_a_failing_model_is_reported_and_affects_no_other(
     assert row["problem"] == row["problems"][0]["message"]
 
 
-def test_sound_models_beside_failing_ones_pass(checked: dict[str, dict[str, Any]]) -> None:
+def test_valid_models_beside_failing_ones_pass(checked: dict[str, dict[str, Any]]) -> None:
     good, python, raising = checked["z-good"], checked["py-ok"], checked["py-raise"]
     assert [row["problems"] for row in (good, python, raising)] == [[], [], []]
     assert "problem" not in good
@@ -590,7 +590,7 @@ def test_sound_models_beside_failing_ones_pass(checked: dict[str, dict[str, Any]
     assert "example" not in raising  # an example is shown only if the model answered it
 
 
-def test_a_decoupled_model_is_asked_for_its_first_answers(tmp_path: Path) -> None:
+def test_only_the_first_answers_of_a_decoupled_model_are_read(tmp_path: Path) -> None:
     source = CLASS + "while True:\n            yield {'Y': inputs['X']}\n"
     folder = make(tmp_path / "m", PYTHON + "  is_decoupled: true\n", {"1/model.py": source})
     found = check_model(folder, 30.0)

@@ -21,11 +21,11 @@ from penstock.engines.engine_options import TensorRtOptions
 from penstock.engines.tensorrt.engine_build import build_engine_file, plan_engine
 from penstock.engines.tensorrt.library import find_library
 from penstock.engines.tensorrt.shapes import ShapeLimits
-from penstock.models.convert.calibration_samples import FEWEST, collect
+from penstock.models.convert.calibration_samples import MIN_SAMPLES, collect_samples
 from penstock.models.convert.fidelity import Reference
-from penstock.models.convert.publish import publish, read_report, staging
+from penstock.models.convert.publish import create_staging_folder, publish, read_report
 from penstock.models.convert.quantize import publish_variant, quantize
-from penstock.models.convert.report import Order
+from penstock.models.convert.report import QuantizationOptions
 from penstock.models.folder import ModelFolder, read_model_folder
 from penstock.models.loading import ModelFile, load_model
 from tests.servers import write_identity, write_model
@@ -77,7 +77,9 @@ def test_a_quantized_variant_is_published_with_its_report(
     dense: ModelFolder, tmp_path: Path, precision: str, method: str, file: str, operation: str
 ) -> None:
     given = write_inputs(tmp_path)
-    outcome = quantize(dense, Order(precision=precision, method=method, calibration=given, min_accuracy=0.9))
+    outcome = quantize(
+        dense, QuantizationOptions(precision=precision, method=method, calibration=given, min_accuracy=0.9)
+    )
     assert outcome.version == "2"
     folder = dense.path / "2"
     report = json.loads((folder / "quantization.json").read_text())
@@ -119,22 +121,22 @@ def test_a_quantized_variant_is_published_with_its_report(
 
 
 def test_a_variant_below_the_floor_is_refused_unless_forced(dense: ModelFolder) -> None:
-    order = Order(method="dynamic", min_accuracy=0.999999)
+    order = QuantizationOptions(method="dynamic", min_accuracy=0.999999)
     outcome = quantize(dense, order)
     assert not outcome.version
     assert "below 0.999999" in outcome.refusal
     assert "--method static" in outcome.refusal
     assert "--force" in outcome.refusal
     assert sorted(entry.name for entry in dense.path.iterdir()) == ["1", "model.yaml"]
-    forced = quantize(dense, Order(method="dynamic", min_accuracy=0.999999, is_forced=True))
+    forced = quantize(dense, QuantizationOptions(method="dynamic", min_accuracy=0.999999, is_forced=True))
     assert forced.version == "2"
     assert forced.report["is_forced"] is True
     assert forced.report["accuracy"]["is_met"] is False
     assert forced.report["samples"]["are_random"] is True
 
 
-def test_auto_takes_the_most_certain_gain_above_the_floor_and_shows_all(dense: ModelFolder, tmp_path: Path) -> None:
-    outcome = quantize(dense, Order(calibration=write_inputs(tmp_path), min_accuracy=0.99))
+def test_auto_publishes_the_accurate_variant_with_the_most_certain_gain(dense: ModelFolder, tmp_path: Path) -> None:
+    outcome = quantize(dense, QuantizationOptions(calibration=write_inputs(tmp_path), min_accuracy=0.99))
     rows = {row["method"]: row for row in outcome.report["candidates"]}
     assert set(rows) == {"dynamic", "static", "openvino"}
     gains = {
@@ -152,7 +154,7 @@ def test_a_method_that_fails_in_shape_inference_is_passed_over_with_the_reason(d
     # As in some exported networks: the stated shape of an intermediate result contradicts the inferred one.
     model.graph.value_info.append(helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, ["n", 7]))
     onnx.save(model, file)
-    outcome = quantize(read_model_folder(dense.path), Order())
+    outcome = quantize(read_model_folder(dense.path), QuantizationOptions())
     rows = {row["method"]: row for row in outcome.report["candidates"]}
     assert "shape_inference failed" in rows["dynamic"]["problem"]
     assert outcome.report["method"] == "openvino"
@@ -163,7 +165,9 @@ def test_labels_are_compared_for_classifiers(tmp_path: Path) -> None:
     path = write_dense(tmp_path, settings="")
     (path / "model.yaml").write_text("task: classify\nclassify:\n  input: tensor\n  top_k: 3\n")
     (path / "1" / "labels.txt").write_text("\n".join(f"label {number}" for number in range(16)))
-    report = quantize(read_model_folder(path), Order(method="dynamic", calibration=write_inputs(tmp_path))).report
+    report = quantize(
+        read_model_folder(path), QuantizationOptions(method="dynamic", calibration=write_inputs(tmp_path))
+    ).report
     best = [outputs(path / version / "model.onnx", make_inputs()[::2]).argmax(axis=1) for version in ("1", "2")]
     assert report["accuracy"]["measure"] == "label agreement"
     assert report["accuracy"]["value"] == np.mean(best[0] == best[1])
@@ -172,7 +176,7 @@ def test_labels_are_compared_for_classifiers(tmp_path: Path) -> None:
 
 
 def test_an_original_served_in_fp32_is_measured_once(dense: ModelFolder) -> None:
-    report = quantize(dense, Order(method="dynamic")).report
+    report = quantize(dense, QuantizationOptions(method="dynamic")).report
     assert report["original"]["per_s"] == report["original"]["fp32_per_s"]
     assert report["speed"]["over_original"] == report["speed"]["over_fp32"]
 
@@ -192,53 +196,53 @@ def test_publish_variant_makes_a_version_for_the_engine(dense: ModelFolder) -> N
 def test_weights_in_a_separate_file_are_converted_and_not_copied(tmp_path: Path) -> None:
     path = write_dense(tmp_path, is_external=True)
     folder = read_model_folder(path)
-    outcome = quantize(folder, Order(method="dynamic"))
+    outcome = quantize(folder, QuantizationOptions(method="dynamic"))
     assert outcome.report["original"]["size_bytes"] > (path / "1" / "weights.data").stat().st_size
     assert sorted(file.name for file in (path / "2").iterdir()) == ["model.onnx", "quantization.json", "version.yaml"]
     assert outcome.report["accuracy"]["value"] > 0.98
     (path / "1" / "weights.data").unlink()
     assert outputs(path / "2" / "model.onnx", make_inputs(2)).shape == (2, 16)
     with pytest.raises(ConfigError, match=r"its weights are in weights\.data, which does not exist"):
-        quantize(folder, Order(version="1", method="dynamic"))
+        quantize(folder, QuantizationOptions(version="1", method="dynamic"))
 
 
 def test_models_that_cannot_be_quantized_are_refused_with_the_reason(dense: ModelFolder, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no version 7; its versions are 1"):
-        quantize(dense, Order(version="7"))
+        quantize(dense, QuantizationOptions(version="7"))
     with pytest.raises(ConfigError, match="--method static does not convert to fp16"):
-        quantize(dense, Order(precision="fp16", method="static"))
+        quantize(dense, QuantizationOptions(precision="fp16", method="static"))
     write_identity(tmp_path, "identity", "FP32")
     with pytest.raises(ConfigError, match="has nothing to quantize"):
-        quantize(read_model_folder(tmp_path / "identity"), Order())
+        quantize(read_model_folder(tmp_path / "identity"), QuantizationOptions())
     python = tmp_path / "code"
     (python / "1").mkdir(parents=True)
     (python / "1" / "model.py").write_text("")
     tensor = "[{name: x, datatype: FP32, shape: [-1]}]"
     (python / "model.yaml").write_text(f"engine: python\npython:\n  inputs: {tensor}\n  outputs: {tensor}\n")
     with pytest.raises(ConfigError, match="export the model to ONNX"):
-        quantize(read_model_folder(python), Order())
+        quantize(read_model_folder(python), QuantizationOptions())
 
 
 def test_an_int8_model_is_refused(dense: ModelFolder, tmp_path: Path) -> None:
-    quantize(dense, Order(method="dynamic"))
+    quantize(dense, QuantizationOptions(method="dynamic"))
     with pytest.raises(ConfigError, match="version 2 is already int8, made from version 1; use --version 1"):
-        quantize(read_model_folder(dense.path), Order(method="dynamic"))
+        quantize(read_model_folder(dense.path), QuantizationOptions(method="dynamic"))
     (dense.path / "2" / "quantization.json").unlink()  # without a report, the file itself shows its precision
     with pytest.raises(ConfigError, match="version 2 is already int8"):
-        quantize(read_model_folder(dense.path), Order(method="dynamic"))
-    assert quantize(read_model_folder(dense.path), Order(version="1", method="dynamic")).version == "3"
+        quantize(read_model_folder(dense.path), QuantizationOptions(method="dynamic"))
+    assert quantize(read_model_folder(dense.path), QuantizationOptions(version="1", method="dynamic")).version == "3"
 
 
 def test_a_versions_own_settings_are_copied(dense: ModelFolder) -> None:
     (dense.path / "1" / "version.yaml").write_text("batching:\n  max_rows: 7\n")
-    quantize(read_model_folder(dense.path), Order(method="dynamic"))
+    quantize(read_model_folder(dense.path), QuantizationOptions(method="dynamic"))
     settings = read_model_folder(dense.path).settings_of("2")
     assert (settings.batching.max_rows, settings.engine, settings.precision) == (7, "onnx", "fp32")
 
 
 def test_keep_serving_pins_the_current_version(dense: ModelFolder) -> None:
     (dense.path / "model.yaml").write_text("# mine\ntask: tensor\n")
-    quantize(dense, Order(method="dynamic", has_to_keep_serving=True))
+    quantize(dense, QuantizationOptions(method="dynamic", has_to_keep_serving=True))
     assert "# mine" in (dense.path / "model.yaml").read_text()
     assert read_model_folder(dense.path).versions == ("1",)
     assert (dense.path / "2" / "model.onnx").is_file()
@@ -246,7 +250,7 @@ def test_keep_serving_pins_the_current_version(dense: ModelFolder) -> None:
 
 def test_an_unwritable_folder_is_reported() -> None:
     nobodys = Path("/proc/self")  # even root cannot create folders there
-    with pytest.raises(ConfigError, match="/proc/self: cannot be written"), staging(nobodys):
+    with pytest.raises(ConfigError, match="/proc/self: cannot be written"), create_staging_folder(nobodys):
         pass
 
 
@@ -255,25 +259,26 @@ def test_a_missing_nncf_is_reported_with_the_command_to_install_it(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'penstock-serve\[quantize\]'"):
-        quantize(dense, Order(method="openvino"))
+        quantize(dense, QuantizationOptions(method="openvino"))
 
 
 def test_a_killed_run_leaves_nothing_served_and_the_next_run_cleans_up(dense: ModelFolder) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from penstock.models.convert.publish import staging\n"
-        "with staging(Path(sys.argv[1])) as folder:\n"
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "from penstock.models.convert.publish import create_staging_folder\n"
+        "with create_staging_folder(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'model.onnx').write_text('half'); print('there', flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(dense.path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "there\n"
-    with staging(dense.path):
+    with create_staging_folder(dense.path):
         assert len(list(dense.path.glob(".quantize-*"))) == 2  # the folder of a live run stays
     process.kill()
     process.communicate()
     assert len(list(dense.path.glob(".quantize-*"))) == 1
     assert read_model_folder(dense.path).versions == ("1",)
-    with staging(dense.path) as mine:
+    with create_staging_folder(dense.path) as mine:
         assert list(dense.path.glob(".quantize-*")) == [mine]
     assert sorted(entry.name for entry in dense.path.iterdir()) == ["1", "model.yaml"]
 
@@ -284,7 +289,7 @@ def test_concurrent_runs_get_different_version_numbers(dense: ModelFolder) -> No
     found: list[str] = []
 
     def work(number: int) -> None:
-        with staging(dense.path) as folder:
+        with create_staging_folder(dense.path) as folder:
             (folder / "model.onnx").write_text(str(number))
             barrier.wait(30)
             found.append(publish(folder, dense.path, {"number": number}))
@@ -307,7 +312,7 @@ def test_a_version_number_taken_meanwhile_is_not_overwritten(
     monkeypatch.setattr("penstock.models.convert.publish._newest_version", lambda model: next(seen))
     (dense.path / "2").mkdir()
     (dense.path / "2" / "model.onnx").write_text("theirs")
-    with staging(dense.path) as folder:
+    with create_staging_folder(dense.path) as folder:
         (folder / "model.onnx").write_text("mine")
         assert publish(folder, dense.path, {}) == "3"
     assert [(dense.path / version / "model.onnx").read_text() for version in ("2", "3")] == ["theirs", "mine"]
@@ -316,7 +321,7 @@ def test_a_version_number_taken_meanwhile_is_not_overwritten(
 def test_a_model_on_tensorrt_is_converted_without_a_gpu(tmp_path: Path) -> None:
     """ONNX Runtime compares the variants, and the published version keeps engine: tensorrt."""
     write_dense(tmp_path, settings="engine: tensorrt\n")
-    outcome = quantize(read_model_folder(tmp_path / "dense"), Order(precision="fp16"))
+    outcome = quantize(read_model_folder(tmp_path / "dense"), QuantizationOptions(precision="fp16"))
     assert (outcome.version, outcome.report["method"], outcome.report["engine"]) == ("2", "tensorrt", "tensorrt")
     assert outcome.report["original"]["engine"] == "onnx"
     settings = read_model_folder(tmp_path / "dense").settings_of("2")
@@ -329,7 +334,7 @@ def test_a_model_on_tensorrt_is_converted_without_a_gpu(tmp_path: Path) -> None:
         ("none.npz", None, "must be an .npz file"),
         ("bad.npz", b"no zip", "must be an .npz file"),
         ("other.npz", {"z": np.zeros((8, 2))}, "has no 'x'; it has z"),
-        ("few.npz", {"x": np.zeros((FEWEST - 1, WIDTH), np.float32)}, "give at least"),
+        ("few.npz", {"x": np.zeros((MIN_SAMPLES - 1, WIDTH), np.float32)}, "give at least"),
         ("text.npz", {"x": np.array(["a"] * 8)}, "the model takes FP32"),
         ("scalar.npz", {"x": np.float32(1)}, "the first dimension of all its arrays must be the number of samples"),
     ],
@@ -343,7 +348,7 @@ def test_unsuitable_calibration_files_are_refused(
     elif isinstance(content, dict):
         np.savez(file, **content)
     with pytest.raises(ConfigError, match=reason):
-        quantize(dense, Order(method="dynamic", calibration=file))
+        quantize(dense, QuantizationOptions(method="dynamic", calibration=file))
     assert sorted(entry.name for entry in dense.path.iterdir()) == ["1", "model.yaml"]
 
 
@@ -430,40 +435,40 @@ def payloads(groups: object) -> list[bytes]:
 def test_calibration_and_held_out_samples_are_disjoint(
     task: str, inputs: list[tuple[str, str, tuple[int, ...]]], unit: str
 ) -> None:
-    samples = collect(task, FakeTask(*inputs), None)  # type: ignore[arg-type]
+    samples = collect_samples(task, FakeTask(*inputs), None)  # type: ignore[arg-type]
     learnt, held_out = payloads(samples.calibration), payloads(samples.held_out)
     assert samples.unit == unit
     assert len(set(held_out)) == len(held_out) == samples.held_out_count
     assert not set(learnt) & set(held_out)
-    assert len(samples.learnt) >= 7
+    assert len(samples.calibration_requests) >= 7
     if task == "embed":
         assert [len(group) for group in samples.held_out] == [60, 240]
     if task == "score":
         assert [len(group) for group in samples.held_out] == [20] * 20
 
 
-def test_own_texts_can_be_given(tmp_path: Path) -> None:
+def test_calibration_texts_can_come_from_the_users_file(tmp_path: Path) -> None:
     task = FakeTask(("text", "BYTES", (-1, 1)))
     texts = [f"text number {number} {'and more ' * (number % 9)}".strip() for number in range(90)]
     (tmp_path / "plain.txt").write_text("\n".join(texts))
     (tmp_path / "lines.jsonl").write_text("\n".join(json.dumps({"text": text, "id": 1}) for text in texts))
     for name in ("plain.txt", "lines.jsonl"):
-        samples = collect("embed", task, tmp_path / name)  # type: ignore[arg-type]
+        samples = collect_samples("embed", task, tmp_path / name)  # type: ignore[arg-type]
         found = {payload[4:].decode() for payload in (*payloads(samples.calibration), *payloads(samples.held_out))}
         assert found <= set(texts)
         assert len(found) > 80
         assert not set(payloads(samples.calibration)) & set(payloads(samples.held_out))
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"words": 1}\n')
     with pytest.raises(ConfigError, match=r'bad\.jsonl:2: must be an object with a "text"'):
-        collect("embed", task, tmp_path / "bad.jsonl")  # type: ignore[arg-type]
+        collect_samples("embed", task, tmp_path / "bad.jsonl")  # type: ignore[arg-type]
     (tmp_path / "few.txt").write_text("a\nb\nb\n")
     with pytest.raises(ConfigError, match="has 2 different texts"):
-        collect("embed", task, tmp_path / "few.txt")  # type: ignore[arg-type]
+        collect_samples("embed", task, tmp_path / "few.txt")  # type: ignore[arg-type]
 
 
 def test_bytes_of_unknown_meaning_need_samples() -> None:
     with pytest.raises(ConfigError, match=r"pass samples with --calibration FILE\.npz"):
-        collect("tensor", FakeTask(("x", "BYTES", (-1,))), None)  # type: ignore[arg-type]
+        collect_samples("tensor", FakeTask(("x", "BYTES", (-1,))), None)  # type: ignore[arg-type]
 
 
 def test_answers_that_are_not_numbers_have_no_accuracy(dense: ModelFolder, tmp_path: Path) -> None:
@@ -472,7 +477,7 @@ def test_answers_that_are_not_numbers_have_no_accuracy(dense: ModelFolder, tmp_p
     write_model(tmp_path, "broken", graph)
     files = [ModelFile(tmp_path / name / "1" / "model.onnx", tmp_path, dense.settings) for name in ("dense", "broken")]
     with load_model(files[0]) as original, load_model(files[1]) as broken:
-        reference = Reference("tensor", original, collect("tensor", original.task, None))
+        reference = Reference("tensor", original, collect_samples("tensor", original.task, None))
         assert reference.compare(original).value == 1.0
         with pytest.raises(ConfigError, match="NaN or infinite, but the original's answers are finite"):
             reference.compare(broken)

@@ -206,8 +206,8 @@ def test_deaths_are_counted(tmp_path: Path) -> None:
             assert kept.is_deadly(OPENVINO) == (deaths == 3)
             assert not kept.is_deadly(ORT)
             assert kept.verdict is None
-            kept.began(ORT)
-            kept.began(OPENVINO)
+            kept.record_start(ORT)
+            kept.record_start(OPENVINO)
     with ChoiceMemory(tmp_path).hold_record(KEY, 1.0) as kept:
         kept.forget()
     with ChoiceMemory(tmp_path).hold_record(KEY, 1.0) as kept:

@@ -39,7 +39,7 @@ def test_common_spellings_are_accepted() -> None:
         ("200 × 100", (1, 1), (100, 100)),
     ],
 )
-def test_a_resolution_is_filled_as_far_as_the_proportions_allow(said: str, image: Size, size: Size) -> None:
+def test_an_image_is_fitted_into_the_requested_frame(said: str, image: Size, size: Size) -> None:
     resolution = read(resolution=said).resolution
     assert resolution is not None
     assert resolution.size(image) == size

@@ -109,7 +109,7 @@ def words_of(tokenizer: Tokenizer, most_words: int = 1000) -> WordCache:
 
 
 @pytest.mark.parametrize("kinds", WORDWISE, ids=" ".join)
-def test_hostile_texts_have_the_ids_that_the_tokenizer_gives(tokenizer: Tokenizer, kinds: tuple[str, str, str]) -> None:
+def test_unusual_texts_get_the_ids_of_the_tokenizer(tokenizer: Tokenizer, kinds: tuple[str, str, str]) -> None:
     """Try an empty cache, a filled one, and one with so little room that it drops words all the time."""
     tokenizer.normalizer = NORMALIZERS[kinds[0]]()
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[kinds[1]]()

@@ -87,7 +87,7 @@ async def test_texts_are_finished_by_the_worker_itself(processes, tmp_path):
     assert same(task.finish(request, prepared, results), task.finish(request, task.prepare(request), results))
 
 
-def test_a_gpu_models_long_requests_are_left_to_task_processes_by_default(processes):
+def test_long_requests_of_a_gpu_model_are_prepared_in_task_processes_by_default(processes):
     assert choose_placement("auto", "cpu") == ("inline", 0)
     assert choose_placement("auto", "cuda:1") == ("pool", LEAST_BYTES)
     assert choose_placement("pool", "cpu") == ("pool", 0)
@@ -208,7 +208,7 @@ async def test_a_caller_that_leaves_affects_no_other(processes):
         check_pieces(await staying, task.prepare(request))
 
 
-async def test_nothing_is_left_behind():
+async def test_close_ends_the_processes_and_frees_their_files():
     before = files(os.getpid())
     processes = TaskProcesses(2)
     pool, task = await opened(processes, UPSCALE)

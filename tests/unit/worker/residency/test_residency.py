@@ -15,7 +15,7 @@ from penstock.worker.residency.residency_actions import Action, BlockAssignment,
 START, RELOAD, DEMAND = LoadReason.START, LoadReason.RELOAD, LoadReason.DEMAND
 
 
-def outlook_of(
+def estimate_of(
     files_bytes: int = 0,
     is_lazy: bool = False,
     idle_unload_s: float = 0.0,
@@ -27,8 +27,8 @@ def outlook_of(
     return LoadEstimate(residence, keep_s, files_bytes)
 
 
-EAGER = outlook_of(files_bytes=10)
-LAZY = outlook_of(is_lazy=True, files_bytes=10)
+EAGER = estimate_of(files_bytes=10)
+LAZY = estimate_of(is_lazy=True, files_bytes=10)
 
 
 def block(name: str = "a", revision: int = 1, *replaces: str) -> BlockAssignment:
@@ -36,25 +36,25 @@ def block(name: str = "a", revision: int = 1, *replaces: str) -> BlockAssignment
     return BlockAssignment(f"blk-{name}", name, "1", f"/models/{name}", revision, replaced, is_new=bool(replaces))
 
 
-def deploy(residency: Residency, outlook: LoadEstimate, *names: str, now: float = 0.0) -> list[Action]:
+def deploy(residency: Residency, estimate: LoadEstimate, *names: str, now: float = 0.0) -> list[Action]:
     """Assign these blocks in addition to the held ones, and survey them."""
     fresh = [block(name) for name in names]
-    held = [each.block for each in residency.held.values()]
+    held = [each.block for each in residency.held_blocks.values()]
     assert residency.assign([*held, *fresh], now)[-1] == residency_actions.SurveyBlocks(tuple(fresh))
-    return [action for each in fresh for action in residency.on_surveyed(each, outlook, now)]
+    return [action for each in fresh for action in residency.on_surveyed(each, estimate, now)]
 
 
-def reload(residency: Residency, outlook: LoadEstimate, name: str, revision: int, now: float = 0.0) -> list[Action]:
+def reload(residency: Residency, estimate: LoadEstimate, name: str, revision: int, now: float = 0.0) -> list[Action]:
     newer = block(name, revision)
-    held = [newer if each.block.block_id == newer.block_id else each.block for each in residency.held.values()]
+    held = [newer if each.block.block_id == newer.block_id else each.block for each in residency.held_blocks.values()]
     assert residency.assign(held, now) == [residency_actions.SurveyBlocks((newer,))]
-    return residency.on_surveyed(newer, outlook, now)
+    return residency.on_surveyed(newer, estimate, now)
 
 
-def in_memory(budget_bytes: int, *names: str, outlook: LoadEstimate = EAGER) -> Residency:
+def in_memory(budget_bytes: int, *names: str, estimate: LoadEstimate = EAGER) -> Residency:
     """Load these blocks one second after the other."""
     residency = Residency(budget_bytes)
-    deploy(residency, outlook, *names)
+    deploy(residency, estimate, *names)
     for second, name in enumerate(names):
         is_wanted, _ = residency.on_loaded(block(name), 10, float(second))
         assert is_wanted
@@ -62,7 +62,7 @@ def in_memory(budget_bytes: int, *names: str, outlook: LoadEstimate = EAGER) -> 
 
 
 def state(residency: Residency, name: str = "a") -> BlockState:
-    return residency.held[f"blk-{name}"].state
+    return residency.held_blocks[f"blk-{name}"].state
 
 
 # --- deploying
@@ -87,25 +87,25 @@ def test_a_withdrawn_block_is_unloaded() -> None:
     assert residency.assign([block("b")], 5.0) == [residency_actions.ForgetBlock("blk-c")]
     assert residency.tick(5.2) == [], "a gateway may not know of the removal yet"
     assert residency.tick(5.25) == [residency_actions.UnloadBlock("blk-a", "unloaded")]
-    assert set(residency.held) == {"blk-b"}
+    assert set(residency.held_blocks) == {"blk-b"}
 
 
 def test_a_withdrawn_block_finishes_its_jobs_first() -> None:
     residency = in_memory(0, "a")
     residency.assign([], 5.0)
-    residency.look(["blk-a"], [], 6.0)
+    residency.record_use(["blk-a"], [], 6.0)
     assert residency.tick(6.0) == []
-    residency.look([], ["blk-a"], 9.0)
+    residency.record_use([], ["blk-a"], 9.0)
     assert residency.tick(9.1) == []
     assert residency.tick(9.25) == [residency_actions.UnloadBlock("blk-a", "unloaded")]
 
 
-def test_a_withdrawn_block_is_unloaded_after_its_time_even_with_jobs() -> None:
+def test_a_withdrawn_block_is_unloaded_after_the_drain_time_even_with_jobs() -> None:
     residency = in_memory(0, "a")
     residency.assign([], 5.0)
-    residency.look(["blk-a"], [], 24.9)
+    residency.record_use(["blk-a"], [], 24.9)
     assert residency.tick(24.9) == []
-    residency.look(["blk-a"], [], 25.0)
+    residency.record_use(["blk-a"], [], 25.0)
     assert residency.tick(25.0) == [residency_actions.UnloadBlock("blk-a", "unloaded")]
 
 
@@ -145,9 +145,9 @@ def test_a_replacement_without_room_fails() -> None:
     residency = in_memory(20, "a", "c")
     newer = block("b", 2, "a")
     residency.assign([block("a"), block("c"), newer], 5.0)
-    residency.look(["blk-a", "blk-c"], [], 5.0)
-    assert residency.on_surveyed(newer, outlook_of(files_bytes=15, max_waiting_s=3.0), 5.0) == []
-    residency.look(["blk-a", "blk-c"], [], 8.0)
+    residency.record_use(["blk-a", "blk-c"], [], 5.0)
+    assert residency.on_surveyed(newer, estimate_of(files_bytes=15, max_waiting_s=3.0), 5.0) == []
+    residency.record_use(["blk-a", "blk-c"], [], 8.0)
     (failed,) = residency.tick(8.0)
     assert isinstance(failed, residency_actions.FailBlock)
     assert "worker.memory_budget_bytes" in failed.reason
@@ -158,8 +158,8 @@ def test_a_replacement_can_evict_a_third_block() -> None:
     residency = in_memory(20, "a", "c")
     newer = block("b", 2, "a")
     residency.assign([block("a"), block("c"), newer], 5.0)
-    residency.look([], [], 5.0)
-    assert residency.on_surveyed(newer, outlook_of(files_bytes=15), 5.0) == [
+    residency.record_use([], [], 5.0)
+    assert residency.on_surveyed(newer, estimate_of(files_bytes=15), 5.0) == [
         residency_actions.UnloadBlock("blk-c", "evicted"),
         residency_actions.MakeBlockDormant("blk-c"),
     ]
@@ -183,7 +183,7 @@ def test_an_unreadable_folder_fails_the_block() -> None:
     assert residency.on_load_failed(block("a"), "no model.yaml", 1.0) == [
         residency_actions.FailBlock(block("a"), "no model.yaml")
     ]
-    assert residency.held["blk-a"].reason == "no model.yaml"
+    assert residency.held_blocks["blk-a"].reason == "no model.yaml"
 
 
 def test_a_failed_block_is_retried_only_on_request() -> None:
@@ -210,15 +210,15 @@ def test_a_higher_revision_is_loaded_beside_the_old_one_and_then_replaces_it() -
 
 
 def test_a_failed_reload_keeps_the_old_revision_serving() -> None:
-    restless = outlook_of(files_bytes=10, idle_unload_s=1.0)
-    residency = in_memory(20, "a", outlook=restless)
+    restless = estimate_of(files_bytes=10, idle_unload_s=1.0)
+    residency = in_memory(20, "a", estimate=restless)
     reload(residency, restless, "a", 2)
     assert residency.on_load_failed(block(revision=2), "bad file", 5.0) == [
         residency_actions.FailBlock(block(revision=2), "bad file")
     ]
-    assert (state(residency), residency.held["blk-a"].reason) == (BlockState.FAILED, "bad file")
+    assert (state(residency), residency.held_blocks["blk-a"].reason) == (BlockState.FAILED, "bad file")
     assert residency.tick(100.0) == [], "an unloaded revision could not be loaded again"
-    deploy(residency, outlook_of(is_lazy=True, files_bytes=20), "b", now=100.0)
+    deploy(residency, estimate_of(is_lazy=True, files_bytes=20), "b", now=100.0)
     assert residency.demand("blk-b", 100.0) == []
     assert residency.assign([], 101.0) == [residency_actions.ForgetBlock("blk-b")]
     assert residency.tick(102.0) == [residency_actions.UnloadBlock("blk-a", "unloaded")]
@@ -230,7 +230,7 @@ def test_a_reload_larger_than_the_budget_keeps_the_old_revision() -> None:
     is_wanted, actions = residency.on_loaded(block(revision=2), 16, 5.0)
     assert not is_wanted
     assert [type(action) for action in actions] == [residency_actions.FailBlock]
-    assert residency.held["blk-a"].is_resident
+    assert residency.held_blocks["blk-a"].is_resident
 
 
 def test_a_revision_assigned_while_loading_is_loaded_next() -> None:
@@ -266,7 +266,7 @@ def test_a_block_withdrawn_during_a_reload_and_assigned_again_is_loaded_as_new()
 def test_a_newer_revision_that_cannot_be_loaded_fails_the_block() -> None:
     residency = Residency(15)
     deploy(residency, EAGER, "a")
-    (failed,) = reload(residency, outlook_of(files_bytes=20), "a", 2)
+    (failed,) = reload(residency, estimate_of(files_bytes=20), "a", 2)
     assert isinstance(failed, residency_actions.FailBlock)
     assert residency.on_loaded(block(), 10, 1.0) == (False, [])
     assert residency.tick(100.0) == []
@@ -312,11 +312,11 @@ def test_a_newer_revision_of_a_dormant_lazy_block_stays_dormant() -> None:
 
 
 def test_an_idle_block_is_unloaded_and_loaded_again_on_demand() -> None:
-    residency = in_memory(0, "a", outlook=outlook_of(idle_unload_s=10.0))
+    residency = in_memory(0, "a", estimate=estimate_of(idle_unload_s=10.0))
     assert residency.tick(9.9) == []
-    residency.look(["blk-a"], [], 9.9)
+    residency.record_use(["blk-a"], [], 9.9)
     assert residency.tick(30.0) == [], "it has jobs"
-    residency.look([], ["blk-a"], 31.0)
+    residency.record_use([], ["blk-a"], 31.0)
     assert residency.tick(40.9) == []
     assert residency.tick(41.0) == [
         residency_actions.UnloadBlock("blk-a", "idle"),
@@ -340,7 +340,7 @@ def test_eager_blocks_are_loaded_while_they_fit() -> None:
 def test_the_least_recently_used_block_is_evicted_before_the_load_starts() -> None:
     residency = in_memory(25, "a", "b")
     deploy(residency, LAZY, "c")
-    residency.look([], ["blk-a"], 5.0)
+    residency.record_use([], ["blk-a"], 5.0)
     assert residency.demand("blk-c", 6.0) == [
         residency_actions.UnloadBlock("blk-b", "evicted"),
         residency_actions.MakeBlockDormant("blk-b"),
@@ -358,11 +358,11 @@ def test_the_least_recently_used_block_is_evicted_before_the_load_starts() -> No
 def test_a_block_with_jobs_is_not_evicted_and_the_load_waits() -> None:
     residency = in_memory(10, "a")
     deploy(residency, LAZY, "b")
-    residency.look(["blk-a"], [], 5.0)
+    residency.record_use(["blk-a"], [], 5.0)
     assert residency.demand("blk-b", 5.0) == []
     assert "too little" in residency.waiting_reason("blk-b")
     assert residency.tick(6.0) == []
-    residency.look([], ["blk-a"], 7.0)
+    residency.record_use([], ["blk-a"], 7.0)
     assert residency.tick(7.0) == [
         residency_actions.UnloadBlock("blk-a", "evicted"),
         residency_actions.MakeBlockDormant("blk-a"),
@@ -372,29 +372,29 @@ def test_a_block_with_jobs_is_not_evicted_and_the_load_waits() -> None:
 
 def test_nothing_is_evicted_if_that_would_not_make_enough_room() -> None:
     residency = in_memory(20, "a", "b")
-    deploy(residency, outlook_of(is_lazy=True, files_bytes=20), "large")
-    residency.look(["blk-b"], [], 5.0)
+    deploy(residency, estimate_of(is_lazy=True, files_bytes=20), "large")
+    residency.record_use(["blk-b"], [], 5.0)
     assert residency.demand("blk-large", 5.0) == []
 
 
-def test_a_load_without_room_is_given_up_after_its_time() -> None:
+def test_a_load_without_room_is_given_up_after_its_time_limit() -> None:
     residency = in_memory(10, "a")
-    deploy(residency, outlook_of(is_lazy=True, files_bytes=10, max_waiting_s=3.0), "b")
-    residency.look(["blk-a"], [], 5.0)
+    deploy(residency, estimate_of(is_lazy=True, files_bytes=10, max_waiting_s=3.0), "b")
+    residency.record_use(["blk-a"], [], 5.0)
     residency.demand("blk-b", 5.0)
     residency.demand("blk-b", 6.0)
     residency.tick(8.9)
     residency.tick(9.0)
-    residency.look([], [], 10.0)
+    residency.record_use([], [], 10.0)
     assert residency.tick(10.0) == [], "no job waits for the load any more"
     assert state(residency, "b") is BlockState.DORMANT
 
 
 def test_a_newer_revision_is_surveyed_before_its_load_is_given_up() -> None:
     residency = in_memory(10, "a")
-    patient = outlook_of(is_lazy=True, files_bytes=10, max_waiting_s=3.0)
+    patient = estimate_of(is_lazy=True, files_bytes=10, max_waiting_s=3.0)
     deploy(residency, patient, "b")
-    residency.look(["blk-a"], [], 5.0)
+    residency.record_use(["blk-a"], [], 5.0)
     residency.demand("blk-b", 5.0)
     residency.assign([block("a"), block("b", 2)], 6.0)
     assert residency.tick(9.0) == []
@@ -405,17 +405,17 @@ def test_a_newer_revision_is_surveyed_before_its_load_is_given_up() -> None:
 
 def test_a_smaller_load_overtakes_one_that_must_wait() -> None:
     residency = in_memory(25, "a", "b")
-    deploy(residency, outlook_of(is_lazy=True, files_bytes=12), "large")
-    deploy(residency, outlook_of(is_lazy=True, files_bytes=5), "small")
-    residency.look(["blk-a", "blk-b"], [], 5.0)
+    deploy(residency, estimate_of(is_lazy=True, files_bytes=12), "large")
+    deploy(residency, estimate_of(is_lazy=True, files_bytes=5), "small")
+    residency.record_use(["blk-a", "blk-b"], [], 5.0)
     assert residency.demand("blk-large", 5.0) == []
     assert residency.demand("blk-small", 5.1) == [residency_actions.LoadBlock(block("small"), DEMAND)]
 
 
 def test_room_made_for_one_load_is_not_used_by_another() -> None:
     residency = in_memory(25, "a", "b")
-    deploy(residency, outlook_of(is_lazy=True, files_bytes=12), "large")
-    deploy(residency, outlook_of(is_lazy=True, files_bytes=5), "small")
+    deploy(residency, estimate_of(is_lazy=True, files_bytes=12), "large")
+    deploy(residency, estimate_of(is_lazy=True, files_bytes=5), "small")
     assert residency.demand("blk-large", 5.0) == [
         residency_actions.UnloadBlock("blk-a", "evicted"),
         residency_actions.MakeBlockDormant("blk-a"),
@@ -451,7 +451,7 @@ def test_a_block_that_loads_larger_than_the_budget_fails() -> None:
 def test_a_block_that_loads_larger_than_its_files_evicts_others() -> None:
     residency = in_memory(30, "a", "b")
     deploy(residency, LAZY, "c")
-    residency.look(["blk-a"], [], 5.0)
+    residency.record_use(["blk-a"], [], 5.0)
     residency.demand("blk-c", 5.0)
     assert residency.on_loaded(block("c"), 15, 6.0) == (
         True,
@@ -465,25 +465,25 @@ def test_a_measured_size_is_remembered_until_the_files_change() -> None:
     residency.demand("blk-a", 0.0)
     residency.on_loaded(block(), 30, 1.0)
     deploy(residency, LAZY, "b", now=2.0)
-    residency.look([], [], 2.0)
+    residency.record_use([], [], 2.0)
     residency.tick(2.0)
     assert residency.demand("blk-b", 3.0) == [residency_actions.LoadBlock(block("b"), DEMAND)]
     residency.on_loaded(block("b"), 20, 4.0)  # too much for both
     assert state(residency, "a") is BlockState.DORMANT
     residency.on_released(30, 5.0)
-    residency.look([], [], 5.0)
+    residency.record_use([], [], 5.0)
     assert residency.demand("blk-a", 5.0) == [
         residency_actions.UnloadBlock("blk-b", "evicted"),
         residency_actions.MakeBlockDormant("blk-b"),
     ], "30 are needed, not 10"
-    reload(residency, outlook_of(is_lazy=True, files_bytes=11), "a", 2, now=6.0)
-    assert residency.held["blk-a"].size_bytes == 11
+    reload(residency, estimate_of(is_lazy=True, files_bytes=11), "a", 2, now=6.0)
+    assert residency.held_blocks["blk-a"].size_bytes == 11
 
 
 def test_a_block_with_sessions_is_not_evicted_while_they_may_be_active() -> None:
-    residency = in_memory(10, "a", outlook=outlook_of(files_bytes=10, keep_s=60.0))
+    residency = in_memory(10, "a", estimate=estimate_of(files_bytes=10, keep_s=60.0))
     deploy(residency, LAZY, "b")
-    residency.look([], [], 30.0)
+    residency.record_use([], [], 30.0)
     assert residency.demand("blk-b", 30.0) == []
     assert residency.tick(60.0) == [
         residency_actions.UnloadBlock("blk-a", "evicted"),
@@ -495,7 +495,7 @@ def test_an_operator_who_reloads_an_eager_block_can_evict_another() -> None:
     residency = in_memory(10, "a")
     deploy(residency, EAGER, "b")
     assert state(residency, "b") is BlockState.DORMANT
-    residency.look([], [], 5.0)
+    residency.record_use([], [], 5.0)
     assert reload(residency, EAGER, "b", 2, now=5.0) == [
         residency_actions.UnloadBlock("blk-a", "evicted"),
         residency_actions.MakeBlockDormant("blk-a"),
@@ -507,7 +507,7 @@ def test_an_operator_who_reloads_an_eager_block_can_evict_another() -> None:
 def test_an_eager_block_reloaded_without_room_ends_dormant() -> None:
     residency = in_memory(10, "a")
     deploy(residency, EAGER, "b")
-    residency.look(["blk-a"], [], 5.0)
+    residency.record_use(["blk-a"], [], 5.0)
     assert reload(residency, EAGER, "b", 2, now=5.0) == []
     assert residency.tick(65.0) == [residency_actions.MakeBlockDormant("blk-b")]
 
@@ -548,13 +548,13 @@ class World:
             self.tick: 5,
             self.assign: 1,
         }
-        self.look()
+        self.record_use()
         (event,) = self.random.choices(list(events), list(events.values()))
         event()
         self.check()
 
-    def look(self) -> None:
-        self.residency.look([each for each, jobs in self.running.items() if jobs], [], self.now)
+    def record_use(self) -> None:
+        self.residency.record_use([each for each, jobs in self.running.items() if jobs], [], self.now)
 
     # --- events
 
@@ -567,7 +567,7 @@ class World:
             others = [other for other in self.wanted if other != name]
             replaced = [self.random.choice(others)] if others and self.random.random() < 0.3 else []
             self.wanted[name] = assigned = block(name, self.revisions[name], *replaced)
-            self.outlooks[assigned] = outlook_of(
+            self.outlooks[assigned] = estimate_of(
                 is_lazy=self.random.random() < 0.5,
                 idle_unload_s=self.random.choice([0.0, 2.0]),
                 max_waiting_s=5.0,
@@ -592,8 +592,8 @@ class World:
             self.running[block_id] -= 1
             self.used[block_id] = self.now
             self.ended["answered"] += 1
-            self.residency.look([], [block_id], self.now)
-            self.look()
+            self.residency.record_use([], [block_id], self.now)
+            self.record_use()
 
     def survey_ends(self, may_fail: bool = True) -> None:
         if self.surveys:
@@ -633,7 +633,7 @@ class World:
 
     def tick(self) -> None:
         self.now += self.random.choice([0.05, 0.5, 1.0])
-        self.look()
+        self.record_use()
         for block_id, since in self.waiting.items():
             in_time = [arrived for arrived in since if arrived + 5.0 > self.now]
             self.ended["late"] += len(since) - len(in_time)
@@ -641,7 +641,7 @@ class World:
         self.perform(self.residency.tick(self.now))
         if self.residency.occupied_bytes - sum(self.leaving) > self.budget:
             for block_id in self.resident:
-                held = self.residency.held[block_id]
+                held = self.residency.held_blocks[block_id]
                 is_pinned = self.running[block_id] or held.state is not BlockState.READY or held.leaves <= self.now
                 assert is_pinned or self.is_kept(block_id) or self.is_replaced(), (
                     "no block over the budget could be unloaded"
@@ -668,12 +668,14 @@ class World:
 
     def start_load(self, action: residency_actions.LoadBlock) -> None:
         assert self.loading is None, "one block is loaded at a time"
-        held = self.residency.held[action.block.block_id]
+        held = self.residency.held_blocks[action.block.block_id]
         assert held.block == action.block
-        assert (action.why is RELOAD) == (held.block.block_id in self.resident)
-        if action.why is not RELOAD:
+        assert (action.reason is RELOAD) == (held.block.block_id in self.resident)
+        if action.reason is not RELOAD:
             staying = [each for each in action.block.replaces if each in self.resident]
-            replaced = sum(self.resident[each] for each in staying if self.residency.held[each].leaves > self.now)
+            replaced = sum(
+                self.resident[each] for each in staying if self.residency.held_blocks[each].leaves > self.now
+            )
             self.room = max(0, held.size_bytes - replaced)
             assert action.block.replaces or self.residency.occupied_bytes <= self.budget, (
                 "only a reload may exceed the budget"
@@ -692,18 +694,18 @@ class World:
         )
 
     def is_kept(self, block_id: str) -> bool:
-        outlook = self.residency.held[block_id].outlook
-        return outlook is not None and self.now - self.used[block_id] < outlook.keep_s
+        estimate = self.residency.held_blocks[block_id].estimate
+        return estimate is not None and self.now - self.used[block_id] < estimate.keep_s
 
     def is_replaced(self) -> bool:
         """Return whether a block is in memory only until another one replaces it."""
-        return any(held.block.replaces and held.is_resident for held in self.residency.held.values())
+        return any(held.block.replaces and held.is_resident for held in self.residency.held_blocks.values())
 
     def check(self) -> None:
         here = sum(self.running.values()) + sum(map(len, self.waiting.values()))
         assert self.asked == here + sum(self.ended.values()), "no job is lost and none ends twice"
         assert self.residency.occupied_bytes == sum(self.resident.values()) + sum(self.leaving) + self.room
-        for block_id, held in self.residency.held.items():
+        for block_id, held in self.residency.held_blocks.items():
             assert held.is_resident == (block_id in self.resident)
             if held.state is BlockState.DORMANT:
                 assert block_id in self.waiting, "a dormant block takes jobs"
@@ -711,7 +713,7 @@ class World:
     def come_to_rest(self) -> None:
         """Stop all requests and faults."""
         for _ in range(200):
-            self.look()
+            self.record_use()
             self.survey_ends(may_fail=False)
             self.load_ends(may_fail=False)
             self.release()
@@ -722,7 +724,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_invariants_hold_in_a_random_life(seed: int) -> None:
+def test_invariants_hold_during_random_events(seed: int) -> None:
     world = World(seed, budget=Random(seed).choice([0, 50, 100]) or 10**9)
     for _ in range(3000):
         world.step()
@@ -748,7 +750,7 @@ def free(size_bytes: int, claimed_bytes: int = 0) -> dict[str, DeviceRoom]:
 
 
 def loaded_there(residency: Residency, name: str, device_bytes: int, now: float = 0.0) -> None:
-    residency.look((), (), now)
+    residency.record_use((), (), now)
     is_wanted, _ = residency.on_loaded(block(name), 10, now, ("cuda:0", device_bytes))
     assert is_wanted
 
@@ -757,7 +759,7 @@ def test_a_block_waits_until_the_free_memory_is_known() -> None:
     residency = Residency()
     assert deploy(residency, on_gpu(), "a") == []
     assert residency.devices_wanted() == {"cuda:0"}
-    residency.look((), (), 1.0, free(50))
+    residency.record_use((), (), 1.0, free(50))
     assert residency.tick(1.0) == [residency_actions.LoadBlock(block("a"), START, "cuda:0", 50)]
     loaded_there(residency, "a", 30)
     assert residency.devices_wanted() == set()
@@ -774,17 +776,17 @@ def test_a_block_larger_than_its_gpu_fails_with_both_sizes() -> None:
 def test_a_block_without_room_at_the_start_is_dormant_and_waits_on_demand() -> None:
     residency = Residency()
     deploy(residency, on_gpu(50 * 2**20, total_bytes=2**30), "a")
-    residency.look((), (), 1.0, free(2**20))
+    residency.record_use((), (), 1.0, free(2**20))
     assert residency.tick(1.0) == [residency_actions.MakeBlockDormant("blk-a")]
     assert state(residency) is BlockState.DORMANT
-    assert "it needs 50 MiB on cuda:0, where 1 MiB are free" in residency.held["blk-a"].reason
+    assert "it needs 50 MiB on cuda:0, where 1 MiB are free" in residency.held_blocks["blk-a"].reason
     assert residency.demand("blk-a", 2.0) == []
-    residency.look((), (), 3.0, free(2**20))
+    residency.record_use((), (), 3.0, free(2**20))
     assert residency.tick(3.0) == []
     assert residency.lacks_device("blk-a")
     assert residency.is_short_of_device()
     assert "where 1 MiB are free" in residency.waiting_reason("blk-a")
-    residency.look((), (), 4.0, free(60 * 2**20))
+    residency.record_use((), (), 4.0, free(60 * 2**20))
     assert residency.tick(4.0) == [residency_actions.LoadBlock(block("a"), DEMAND, "cuda:0", 50 * 2**20)]
 
 
@@ -794,78 +796,78 @@ def test_only_idle_blocks_of_the_same_gpu_are_evicted() -> None:
     assert residency.on_loaded(block("cpu"), 10, 0.0)[0]
     for second, name in enumerate(("old", "new"), start=1):
         deploy(residency, on_gpu(), name)
-        residency.look((), (), second, free(100))
+        residency.record_use((), (), second, free(100))
         residency.tick(second)
         loaded_there(residency, name, 30, second)
     deploy(residency, on_gpu(60), "a")
-    residency.look((), (), 5.0, free(40))
+    residency.record_use((), (), 5.0, free(40))
     assert residency.tick(5.0) == [residency_actions.MakeBlockDormant("blk-a")]
-    residency.look((), (), 6.0, free(40))
+    residency.record_use((), (), 6.0, free(40))
     assert residency.demand("blk-a", 6.0) == [
         residency_actions.UnloadBlock("blk-old", "evicted"),
         residency_actions.MakeBlockDormant("blk-old"),
     ]
-    residency.look((), (), 7.0, free(40))
+    residency.record_use((), (), 7.0, free(40))
     assert residency.tick(7.0) == []  # the evicted block is still being unloaded: no other must go
-    residency.look((), (), 8.0, free(70))
+    residency.record_use((), (), 8.0, free(70))
     assert residency.on_released(10, 8.0) == [residency_actions.LoadBlock(block("a"), DEMAND, "cuda:0", 60)]
 
 
 def test_a_load_that_ran_out_of_memory_needs_more_than_was_free() -> None:
     residency = Residency()
     deploy(residency, on_gpu(50), "a")
-    residency.look((), (), 1.0, free(80))
+    residency.record_use((), (), 1.0, free(80))
     residency.tick(1.0)
-    residency.look((), (), 2.0, free(80))
+    residency.record_use((), (), 2.0, free(80))
     (failed,) = residency.on_load_failed(block("a"), "out of memory", 2.0, is_device_full=True)
     assert failed == residency_actions.FailBlock(block("a"), "out of memory", is_device_full=True)
     assert residency.on_surveyed(block("a"), on_gpu(50), 17.0) == []
-    residency.look((), (), 18.0, free(80))
+    residency.record_use((), (), 18.0, free(80))
     assert residency.tick(18.0) == []
-    residency.look((), (), 19.0, free(81))
+    residency.record_use((), (), 19.0, free(81))
     assert residency.tick(19.0) == [residency_actions.LoadBlock(block("a"), START, "cuda:0", 81)]
 
 
 def test_the_memory_of_a_load_is_remembered_unless_the_settings_give_it() -> None:
     residency = Residency()
-    for name, outlook, expected in (("a", on_gpu(50), 30), ("b", on_gpu(told_bytes=45), 45)):
-        deploy(residency, outlook, name)
-        residency.look((), (), 1.0, free(100))
+    for name, estimate, expected in (("a", on_gpu(50), 30), ("b", on_gpu(told_bytes=45), 45)):
+        deploy(residency, estimate, name)
+        residency.record_use((), (), 1.0, free(100))
         residency.tick(1.0)
         loaded_there(residency, name, 30)
-        assert residency.held[f"blk-{name}"].device_bytes == expected
+        assert residency.held_blocks[f"blk-{name}"].device_bytes == expected
 
 
 def test_a_reload_without_room_beside_the_old_revision_fails_and_the_old_one_serves_on() -> None:
     residency = Residency()
     deploy(residency, on_gpu(50), "a")
-    residency.look((), (), 1.0, free(100))
+    residency.record_use((), (), 1.0, free(100))
     residency.tick(1.0)
     loaded_there(residency, "a", 60)
     assert reload(residency, on_gpu(50), "a", 2, 2.0) == []
-    residency.look((), (), 3.0, free(40))
+    residency.record_use((), (), 3.0, free(40))
     (failed,) = residency.tick(3.0)
     assert isinstance(failed, residency_actions.FailBlock)
     assert failed.is_device_full
-    assert residency.held["blk-a"].is_resident
+    assert residency.held_blocks["blk-a"].is_resident
 
 
 def test_a_load_whose_memory_another_worker_claims_starts_later() -> None:
     residency = Residency()
     deploy(residency, on_gpu(50), "a")
-    residency.look((), (), 1.0, free(50))
+    residency.record_use((), (), 1.0, free(50))
     (load,) = residency.tick(1.0)
     residency.on_postponed(block("a"))
     assert residency.tick(1.1) == []
-    residency.look((), (), 1.2, free(50))
+    residency.record_use((), (), 1.2, free(50))
     assert residency.tick(1.2) == [load]
 
 
 def test_while_others_load_on_the_gpu_nothing_is_given_up_or_evicted() -> None:
     residency = Residency()
     deploy(residency, on_gpu(50), "a")
-    residency.look((), (), 1.0, free(20, claimed_bytes=40))
+    residency.record_use((), (), 1.0, free(20, claimed_bytes=40))
     assert residency.tick(1.0) == []
-    residency.look((), (), 2.0, free(60))
+    residency.record_use((), (), 2.0, free(60))
     assert residency.tick(2.0) == [residency_actions.LoadBlock(block("a"), START, "cuda:0", 50)]
     assert residency.devices_wanted() == {"cuda:0"}  # memory that is free when a load fails counts too

@@ -24,7 +24,7 @@ def assigned(folder: Path, version: str = "1") -> BlockAssignment:
 
 
 def test_settings_and_size_are_reported(model: Path) -> None:
-    outlook = survey(assigned(model), model, Gpus()).outlook
+    outlook = survey(assigned(model), model, Gpus()).estimate
     assert outlook.files_bytes == 105 + (model / "model.yaml").stat().st_size
     assert outlook.residence == Residence(load="lazy", idle_unload_s=7.0, max_waiting_s=8.0)
     assert outlook.keep_s == 0.0

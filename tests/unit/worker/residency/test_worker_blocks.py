@@ -71,7 +71,7 @@ class Bed:
         )
 
     def state(self, name: str) -> BlockState:
-        return dict(self.blocks.held())[f"blk-{name}"].state
+        return dict(self.blocks.held_blocks())[f"blk-{name}"].state
 
     def offers(self) -> dict[str, tuple[bool, bool]]:
         """Map each name to whether it is dormant and whether it is described."""
@@ -248,7 +248,7 @@ async def test_a_model_larger_than_the_budget_is_reported(tmp_path: Path) -> Non
     bed = Bed(tmp_path, budget_bytes=PADDING_BYTES // 2)
     bed.assign("m")
     await until(lambda: bed.state("m") is BlockState.FAILED, "it failed")
-    assert "worker.memory_budget_bytes" in dict(bed.blocks.held())["blk-m"].reason
+    assert "worker.memory_budget_bytes" in dict(bed.blocks.held_blocks())["blk-m"].reason
     await bed.close()
 
 
@@ -336,5 +336,5 @@ async def test_a_model_in_a_registry_is_fetched_once_it_is_available(
         await until(lambda: bed.state("double") is BlockState.READY, "it is fetched", WAIT_S)
         assert await bed.ask("double", 4.0) == 8.0
         bed.blocks.assign([])
-        await until(lambda: not dict(bed.blocks.held()), "it is let go of", WAIT_S)
+        await until(lambda: not dict(bed.blocks.held_blocks()), "it is let go of", WAIT_S)
         await bed.close()

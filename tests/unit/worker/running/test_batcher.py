@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 from penstock.core.settings import Batching
-from penstock.worker.running.batcher import IN_A_ROW, Batch, Batcher, Closed, QueuedPiece
+from penstock.worker.running.batcher import MAX_ANCHORED_IN_A_ROW, Batch, Batcher, CloseReason, QueuedPiece
 
 
 def budget(
@@ -47,7 +47,7 @@ def test_an_idle_instance_takes_what_waits() -> None:
     batcher.append([entry("j")], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
-    assert batch.closed is Closed.EMPTY
+    assert batch.closed is CloseReason.EMPTY
     assert len(batcher) == 0
 
 
@@ -55,7 +55,7 @@ def test_a_request_of_many_pieces_lets_others_in_between() -> None:
     batcher = Batcher(budget(4))
     large, small = object(), object()
     batcher.append([entry(large) for _ in range(400)], 0.0)
-    for _ in range(IN_A_ROW):
+    for _ in range(MAX_ANCHORED_IN_A_ROW):
         assert set(owners(batcher.next_batch(0.0))) == {large}
     batcher.append([entry(small)], 1.0)
     batches = [owners(batcher.next_batch(1.0)) for _ in range(2)]
@@ -64,7 +64,7 @@ def test_a_request_of_many_pieces_lets_others_in_between() -> None:
         assert owners(batcher.next_batch(2.0))
 
 
-def test_a_piece_let_in_between_is_taken_once() -> None:
+def test_a_piece_that_runs_between_those_of_another_request_runs_once() -> None:
     rng = random.Random(3)
     for some in (budget(4), budget(4, max_padding=0.25), budget(8, max_tokens=60, max_padding=0.25)):
         batcher, large = Batcher(some), object()
@@ -81,10 +81,10 @@ def test_a_piece_let_in_between_is_taken_once() -> None:
 def test_requests_of_few_pieces_are_served_one_after_the_other() -> None:
     batcher = Batcher(budget(4))
     first, second = object(), object()
-    batcher.append([entry(first) for _ in range(4 * IN_A_ROW)], 0.0)
-    batcher.append([entry(second) for _ in range(4 * IN_A_ROW)], 0.0)
-    served = [set(owners(batcher.next_batch(0.0))) for _ in range(2 * IN_A_ROW)]
-    assert served == [{first}] * IN_A_ROW + [{second}] * IN_A_ROW
+    batcher.append([entry(first) for _ in range(4 * MAX_ANCHORED_IN_A_ROW)], 0.0)
+    batcher.append([entry(second) for _ in range(4 * MAX_ANCHORED_IN_A_ROW)], 0.0)
+    served = [set(owners(batcher.next_batch(0.0))) for _ in range(2 * MAX_ANCHORED_IN_A_ROW)]
+    assert served == [{first}] * MAX_ANCHORED_IN_A_ROW + [{second}] * MAX_ANCHORED_IN_A_ROW
 
 
 def test_a_batch_closes_at_its_rows() -> None:
@@ -92,7 +92,7 @@ def test_a_batch_closes_at_its_rows() -> None:
     batcher.append([entry(i) for i in range(6)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
-    assert (batch.rows, batch.closed) == (4, Closed.ROWS)
+    assert (batch.rows, batch.closed) == (4, CloseReason.ROWS)
     assert len(batcher) == 2
 
 
@@ -101,7 +101,7 @@ def test_a_batch_closes_at_its_tokens() -> None:
     batcher.append([entry(i, length=30) for i in range(6)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
-    assert (batch.rows, batch.padded_tokens, batch.closed) == (3, 90, Closed.TOKENS)
+    assert (batch.rows, batch.padded_tokens, batch.closed) == (3, 90, CloseReason.TOKENS)
 
 
 def test_a_piece_over_the_token_budget_runs_alone() -> None:
@@ -123,12 +123,12 @@ def test_padding_is_limited_and_a_refusal_ends_only_its_direction() -> None:
     batch = batcher.next_batch(0.0)
     assert lengths(batch) == [30, 40]
     assert batch is not None
-    assert batch.closed is Closed.PADDING
+    assert batch.closed is CloseReason.PADDING
     real = sum(e.length for e in batch.entries)
     assert batch.padded_tokens <= real * 1.25
 
 
-def test_padding_cheaper_than_a_batch_is_free() -> None:
+def test_padding_below_the_free_amount_is_allowed() -> None:
     strict, lenient = Batcher(budget(8, max_padding=0.05)), Batcher(budget(8, max_padding=0.05, free_padding=8))
     for batcher in (strict, lenient):
         batcher.append([entry(1, 10), entry(2, 6), entry(3, 2)], 0.0)
@@ -179,7 +179,7 @@ def test_a_batch_waits_for_others_only_until_the_oldest_pieces_delay() -> None:
     assert batcher.wake_at() == 1.010
     batch = batcher.next_batch(1.010)
     assert batch is not None
-    assert (batch.rows, batch.closed) == (2, Closed.DELAY)
+    assert (batch.rows, batch.closed) == (2, CloseReason.DELAY)
 
 
 def test_a_full_batch_does_not_wait() -> None:
@@ -187,7 +187,7 @@ def test_a_full_batch_does_not_wait() -> None:
     batcher.append([entry(1), entry(2)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
-    assert batch.closed is Closed.ROWS
+    assert batch.closed is CloseReason.ROWS
 
 
 def test_expired_and_cancelled_pieces_are_removed_before_the_batch_forms() -> None:
@@ -390,7 +390,7 @@ def test_a_newer_piece_of_a_higher_level_does_not_delay_an_older_one_again() -> 
     assert batcher.next_batch(1.009) is None
     batch = batcher.next_batch(1.010)
     assert batch is not None
-    assert (owners(batch), batch.closed) == (["high"], Closed.DELAY)
+    assert (owners(batch), batch.closed) == (["high"], CloseReason.DELAY)
     assert owners(batcher.next_batch(1.010)) == ["low"]
 
 
@@ -424,4 +424,4 @@ def test_a_request_of_many_rows_is_served_in_parts_and_lets_others_in_between() 
         assert batch is not None
         assert batch.padded_tokens <= 65_536
         served.append(set(owners(batch)))
-    assert served.index({"other"}) == IN_A_ROW
+    assert served.index({"other"}) == MAX_ANCHORED_IN_A_ROW

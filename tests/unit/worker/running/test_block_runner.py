@@ -256,7 +256,7 @@ async def test_a_requests_memory_quota_is_released_however_it_ends() -> None:
         del running
         bed.engine.gate.set()
         bed.answers.clear()
-        await until(lambda: not bed.room._held)
+        await until(lambda: not bed.room._held_bytes)
     finally:
         gc.enable()
         bed.close()

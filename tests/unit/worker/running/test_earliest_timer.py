@@ -16,13 +16,13 @@ async def test_the_timer_fires_once_at_its_earliest_time() -> None:
 
     alarm = EarliestTimer(ring)
     alarm.set(inf)
-    assert alarm.at == inf
+    assert alarm.due_at == inf
     soon = now() + 0.02
     for at in (now() + 60.0, soon, now() + 30.0):
         alarm.set(at)
-    assert alarm.at == soon
+    assert alarm.due_at == soon
     await asyncio.wait_for(rung.wait(), 10)
-    assert alarm.at == inf
+    assert alarm.due_at == inf
     assert len(rings) == 1
     assert soon - 0.001 <= rings[0]
 

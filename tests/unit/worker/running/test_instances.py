@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.worker.running.batcher import Batch, Closed
+from penstock.worker.running.batcher import Batch, CloseReason
 from penstock.worker.running.cores import Cores
 from penstock.worker.running.instances import BatchOutcome, InstanceThreads
 
@@ -28,7 +28,7 @@ class Workshop:
         self.ran_on: dict[int, set[int]] = {}  # by the batch's number
 
     def give(self, number: int) -> None:
-        self.threads.run(Batch([], Closed.EMPTY, number, 1, 1))
+        self.threads.run(Batch([], CloseReason.EMPTY, number, 1, 1))
 
     def run_errand(self) -> None:
         self.threads.run_errand(lambda instance: "a problem", self._hear)
@@ -128,7 +128,7 @@ async def test_work_queued_just_before_closing_is_done_and_its_core_released(mon
     shop.run_errand()
     await shop.close()
     await shop.until(lambda: len(shop.said) == 2)
-    assert {cores.take(), cores.take()} == {1022, 1023}
+    assert {cores.acquire(), cores.acquire()} == {1022, 1023}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

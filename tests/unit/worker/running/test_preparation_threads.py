@@ -57,7 +57,7 @@ class Bench:
         self.finished: dict[int, list[Tensor] | PenstockError] = {}
         self.room = room or PreparedMemory(100 * MIB)
         self.preparation = Preparation(block_id, task, self.room, None, self)
-        self.has_room = lambda: not self.room._held
+        self.has_room = lambda: not self.room._held_bytes
 
     def on_prepared(self, job: WorkerJob, outcome: Prepared | PenstockError) -> None:
         self.outcomes[job.job_id] = outcome

@@ -12,8 +12,8 @@ import pytest
 from penstock.engines.engine_protocols import EngineHome
 from penstock.engines.tensorrt import tensorrt_engine as engine_module
 from penstock.engines.tensorrt.library import TensorRtLibrary, find_library
-from penstock.models.ahead import build_ahead
 from penstock.models.building import build_engine
+from penstock.models.engine_prebuild import prebuild_engines
 from penstock.models.folder import ModelFolder, read_model_folder
 
 pytest.importorskip("tensorrt_rtx_bindings")  # not installed on every machine
@@ -54,7 +54,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 def test_a_worker_finds_an_engine_that_was_built_ahead(
     folder: ModelFolder, load: Callable[..., str], tmp_path: Path
 ) -> None:
-    (done,) = build_ahead(folder, "1", EngineHome(tmp_path / "data", 10**9))
+    (done,) = prebuild_engines(folder, "1", EngineHome(tmp_path / "data", 10**9))
     assert done.built.is_new
     assert load(folder) == f"{done.plan.library.title}, engine {done.built.name}, from the cache"
 
@@ -62,7 +62,7 @@ def test_a_worker_finds_an_engine_that_was_built_ahead(
 def test_worker_builds_an_engine_again_after_a_change(
     folder: ModelFolder, load: Callable[..., str], tmp_path: Path
 ) -> None:
-    list(build_ahead(folder, "1", EngineHome(tmp_path / "data", 10**9)))
+    list(prebuild_engines(folder, "1", EngineHome(tmp_path / "data", 10**9)))
     assert "TensorRT-RTX 99, engine " in load(folder, "99")
     (folder.path / "model.yaml").write_text(SETTINGS.replace("64", "96"))
     assert "built in" in load(read_model_folder(folder.path))

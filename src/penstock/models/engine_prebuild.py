@@ -17,22 +17,22 @@ from penstock.models.model_yaml import ModelSettings
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltAhead:
+class PrebuiltEngine:
     version: str
     plan: EnginePlan
     built: BuiltEngine
 
 
-def is_built_ahead(settings: ModelSettings) -> bool:
+def can_prebuild(settings: ModelSettings) -> bool:
     return settings.engine == "tensorrt"
 
 
-def build_ahead(
+def prebuild_engines(
     folder: ModelFolder, version: str, home: EngineHome, *, is_forced: bool = False
-) -> Iterator[BuiltAhead]:
-    """Build the engine of each network of the model into `home`; raise ConfigError if a build fails."""
+) -> Iterator[PrebuiltEngine]:
+    """Build and store the TensorRT engine of each of the model's networks; raise ConfigError if a build fails."""
     settings = folder.settings_of(version)
-    if not is_built_ahead(settings):
+    if not can_prebuild(settings):
         raise ConfigError(
             f"{folder.name}: version {version} has engine: {settings.engine}, which needs no build: "
             "only models with engine: tensorrt can be built"
@@ -48,4 +48,4 @@ def build_ahead(
     for file in network_files(folder.file(version), settings):
         plan = plan_engine(file, shape_limits(settings), settings.tensorrt, library, gpu)
         build = partial(build_engine_file, plan)
-        yield BuiltAhead(version, plan, kept.get(plan.facts(), build, is_forced=is_forced))
+        yield PrebuiltEngine(version, plan, kept.get(plan.facts(), build, is_forced=is_forced))
