@@ -21,7 +21,7 @@ from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from penstock.wire.manager_connection import ManagerConnection
 from penstock.wire.zmq_endpoints import Endpoint
 from penstock.worker.loop import Worker
@@ -55,7 +55,7 @@ async def roles_running(
         gateway = Gateway("gateway-0", config, traces, guard)
         stack.push_async_callback(gateway.close)
         endpoint = gateway.listen(Endpoint(f"ipc://{folder / 'gateway.ipc'}"))
-        leader = Leader(FixedLeader(control))
+        leader = LeaderClient(FixedLeader(control))
         stack.push_async_callback(leader.close)
         remote = ManagerConnection(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
         stack.push_async_callback(remote.close)

@@ -31,7 +31,7 @@ class _Traffic:
 
     def __init__(self, policy: Policy, workers: int) -> None:
         self._table = JobTable(Random(workers).random)
-        self._table.declare(BLOCK, BlockRules(max_queue=100_000, routing=Routing(policy=policy)))
+        self._table.declare_block(BLOCK, BlockRules(max_queue=100_000, routing=Routing(policy=policy)))
         for n in range(workers):
             name = f"worker-{n}"
             self._table.join(name.encode(), [Offer(BLOCK, CREDITS, name, 1.0 + n % 3, n % 3)], 0.0)

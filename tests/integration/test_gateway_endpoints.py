@@ -64,10 +64,10 @@ RECORDS = [
 class OwnGuard(Guard):
     """A guard that gets its keys from the test instead of the manager."""
 
-    def keys_changed(self, keys: KnownKeys) -> None: ...
+    def set_keys(self, keys: KnownKeys) -> None: ...
 
     def set(self, records: list[KeyRecord]) -> None:
-        super().keys_changed(KeyTable(SECRET, records))
+        super().set_keys(KeyTable(SECRET, records))
 
 
 @dataclass(frozen=True, slots=True)

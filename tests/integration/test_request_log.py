@@ -48,7 +48,7 @@ async def roles(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runni
     with Postgres(folder / "postgres") as postgres:
         settings = RequestLogSettings(url=postgres.url)
         async with roles_running(folder, folder / "models", guard, request_log=settings) as running:
-            guard.keys_changed(KeyTable(SECRET, [record(name) for name in KEYS]))
+            guard.set_keys(KeyTable(SECRET, [record(name) for name in KEYS]))
             yield running
 
 

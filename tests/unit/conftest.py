@@ -133,15 +133,15 @@ class FakeServing:
 
 
 class FakeDispatcher:
-    async def statistics(self) -> list[BlockStatistics]:
+    async def collect_statistics(self) -> list[BlockStatistics]:
         found = BlockStatistics("blk-echo-1", "echo", "1", inference_count=7)
         found.success.add(5_000_000_000_000, 7)
         return [found]
 
-    def workers(self) -> list[object]:
+    def list_workers(self) -> list[object]:
         return []
 
-    def queue_lengths(self) -> dict[str, tuple[int, int]]:
+    def count_jobs_by_block(self) -> dict[str, tuple[int, int]]:
         return {"blk-echo-1": (3, 2)}
 
 
@@ -167,7 +167,7 @@ class Served:
     def __init__(self) -> None:
         self.serving = FakeServing()
         self.guard = Guard()
-        self.guard.keys_changed(KeyTable(b"secret", needs_key=False))
+        self.guard.set_keys(KeyTable(b"secret", needs_key=False))
         self.control = FakeControl()
         self.resolver = Resolver()
         self.registry = CollectorRegistry()
@@ -177,8 +177,8 @@ class Served:
             *(BlockView(b.block_id, b.model, b.version, BlockState.READY, "") for b in BLOCKS),
             BlockView("blk-slow-1", "slow", "1", BlockState.FAILED, "no file"),
         ]
-        self.resolver.cluster_changed(self.views)
-        self.resolver.workers_changed({b.block_id: b for b in BLOCKS})
+        self.resolver.set_views(self.views)
+        self.resolver.set_held_blocks({b.block_id: b for b in BLOCKS})
         dispatcher, serving = cast(Any, FakeDispatcher()), cast(Any, self.serving)
         serving.resolver, serving.admission = self.resolver, self.admission
         self.catalogue = Catalogue(self.admission, self.resolver, dispatcher, self.control)

@@ -89,5 +89,5 @@ def _make_guard(config: Config) -> Guard:
     """Return a guard that allows callers with the role's own key to read metrics."""
     key, guard = config.own_key(), make_guard(config, config.health.host)
     own = Principal("own", scopes=METRICS_SCOPES)
-    guard.keys_changed(KeyTable(b"", needs_key=False, further={key: own} if key else {}))
+    guard.set_keys(KeyTable(b"", needs_key=False, further={key: own} if key else {}))
     return guard

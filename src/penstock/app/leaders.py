@@ -5,13 +5,13 @@ from contextlib import AsyncExitStack
 from penstock.core.config import Config
 from penstock.storage.process_addresses import ServerPaths, is_store
 from penstock.wire.channels import Channels
-from penstock.wire.leader_connection import FixedLeader, Leader, LeaderSource
+from penstock.wire.leader_connection import FixedLeader, LeaderClient, LeaderSource
 from penstock.wire.leader_search import LeaderSearch
 
 
-def open_leader(config: Config, paths: ServerPaths, stack: AsyncExitStack) -> Leader:
-    channels = Channels.of(config)
-    leader = Leader(_choose_source(paths.managers(config), channels), channels)
+def open_leader(config: Config, paths: ServerPaths, stack: AsyncExitStack) -> LeaderClient:
+    channels = Channels.from_config(config)
+    leader = LeaderClient(_choose_source(paths.managers(config), channels), channels)
     stack.push_async_callback(leader.close)
     return leader
 

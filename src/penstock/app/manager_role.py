@@ -177,7 +177,7 @@ async def open_manager(
 
     managers = Channels(lambda: keys.managers_key, certificates.files)
     hosts = (config.host, manager_address(config).host)
-    are_required = any(config.key_requirement(host) == "required" for host in hosts)
+    are_required = any(config.find_key_requirement(host) == "required" for host in hosts)
     access, rolling = AccessService(keys, audit, signing, are_required), RolloutService(rollouts)
     watched: dict[str, StatusSource] = {"keys": access.statuses, "rollouts": rolling.statuses}
     cluster = ClusterService(control, deployer, overview, managers, watched)

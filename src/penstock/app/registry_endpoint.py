@@ -20,7 +20,7 @@ from penstock.storage.objects.object_store import open_objects
 from penstock.storage.process_addresses import http_scheme
 from penstock.telemetry.background import BackgroundTasks
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -55,16 +55,16 @@ class HttpServices(NamedTuple):
 
     registry: ModelRegistry
     guard: Guard
-    leader: Leader  # for administration calls
-    own: Leader  # always this manager, for reads
+    leader: LeaderClient  # for administration calls
+    own: LeaderClient  # always this manager, for reads
 
 
 def http_services(opened: "OpenManager", own: str, stack: AsyncExitStack) -> HttpServices:
     """Return the parts for the HTTP endpoint; `own` is the manager's unix socket."""
     from penstock.manager.leading.elected_manager import ElectedManager
 
-    leader = Leader(ElectedManager(opened.control, own), opened.managers)
-    reads = Leader(FixedLeader(own), opened.managers)
+    leader = LeaderClient(ElectedManager(opened.control, own), opened.managers)
+    reads = LeaderClient(FixedLeader(own), opened.managers)
     for each in (leader, reads):
         stack.push_async_callback(each.close)
     return HttpServices(opened.registry, opened.guard, leader, reads)

@@ -12,7 +12,7 @@ from penstock.wire.credentials.tls_files import TlsFiles
 
 def open_certificates(config: Config, stack: AsyncExitStack) -> Certificates:
     """Open the configured certificates and reload them until the stack closes; raise ConfigError for bad files."""
-    certificates = Certificates(TlsFiles.of(config.tls), config.tls.client_auth)
+    certificates = Certificates(TlsFiles.from_settings(config.tls), config.tls.client_auth)
     if not certificates.files.is_empty:
         tasks = BackgroundTasks("certificates")
         tasks.supervise("certificates", certificates.watch, every=CHECK_S)
@@ -22,4 +22,4 @@ def open_certificates(config: Config, stack: AsyncExitStack) -> Certificates:
 
 def make_guard(config: Config, host: str, tokens: TokenReader | None = None) -> Guard:
     owners = CertificatePrincipals(config.tls.principals)
-    return Guard(config.key_requirement(host), tokens, owners.principal if config.tls.principals else None)
+    return Guard(config.find_key_requirement(host), tokens, owners.principal if config.tls.principals else None)

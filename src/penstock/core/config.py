@@ -22,8 +22,8 @@ MAX_TASK_PROCESSES = 64
 SERVER_NAME = "penstock"  # in the metadata of every protocol
 
 
-def _split_names(given: Any) -> Any:
-    return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+def _split_names(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]  # a list, or names separated by commas
@@ -35,8 +35,8 @@ def _check_address(text: str) -> str:
     return text
 
 
-def _join_with_commas(given: Any) -> Any:
-    return ",".join(map(str, given)) if isinstance(given, list | tuple) else given
+def _join_with_commas(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 AddressText = Annotated[str, AfterValidator(_check_address)]
@@ -171,7 +171,7 @@ class QuotaSettings(Section):
     requests_per_block_id: Annotated[int, Field(ge=0)] = 0  # in reset_s
     reset_s: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400  # period of the totals, counted from 1970 (UTC)
 
-    def document(self) -> dict[str, float]:
+    def to_document(self) -> dict[str, float]:
         """Return the quotas in the form in which the server registers them with a directory."""
         return {name: value for name, value in self.model_dump().items() if value and name != "reset_s"}
 
@@ -208,13 +208,13 @@ class WorkerSettings(Section):
     engine_trial_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # to compare engines once for engine: auto; 0: no trial
     direct_port: Port | None = 0  # for direct clients, opened on request; 0: any free port; null: no direct endpoint
 
-    def task_process_count(self, workers: int, cores: int) -> int:
+    def compute_task_processes(self, workers: int, cores: int) -> int:
         """Return the number of task processes per worker if `workers` share `cores`."""
         if self.task_processes != "auto":
             return self.task_processes
         return min(MAX_TASK_PROCESSES, max(1, (cores - 2) // max(1, workers)))
 
-    def weight_of(self, worker_id: str) -> float:
+    def find_weight(self, worker_id: str) -> float:
         return self.weights.get(worker_id, self.weights.get(_remove_host_name(worker_id), 1.0))
 
 
@@ -409,7 +409,7 @@ class Config(Section):
         """True if clients need keys: a setting requires keys, or this role has a key, so that its cluster uses keys."""
         return self.access.keys == "required" or (self.access.keys == "auto" and self.own_key() != "")
 
-    def key_requirement(self, host: str) -> Literal["auto", "required", "off"]:
+    def find_key_requirement(self, host: str) -> Literal["auto", "required", "off"]:
         """Return the effective `access.keys` of an endpoint at `host`.
 
         `auto` becomes `required` if other machines reach the host (unless `insecure`) or if `tls.principals` is set.

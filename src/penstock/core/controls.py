@@ -24,18 +24,18 @@ class ControlReader:
         self._priorities = priorities
         self._is_ordered = sessions.is_ordered
         self._key = routing.key if routing.policy == "hash" else ""
-        self._default = self._read_controls({})
-        if self._default == NO_CONTROLS:
-            self._default = NO_CONTROLS
+        self._default_controls = self._read_controls({})
+        if self._default_controls == NO_CONTROLS:
+            self._default_controls = NO_CONTROLS
 
     def read(self, parameters: Mapping[str, Parameter]) -> Controls:
         """Return the request's controls; raise InvalidRequest if a parameter has an invalid value."""
         if not parameters or (parameters.keys().isdisjoint(_CONTROL_NAMES_BUT_SESSION) and self._key not in parameters):
             session_id = parameters.get(SESSION_ID)
             if session_id is None:
-                return self._default
+                return self._default_controls
             if not self._is_ordered and isinstance(session_id, str) and 0 < len(session_id) <= MAX_SESSION_ID:
-                default = self._default
+                default = self._default_controls
                 return Controls(default.priority, default.queue_timeout_s, SessionStep(session_id, is_ordered=False))
         return self._read_controls(parameters)
 
@@ -51,28 +51,28 @@ class ControlReader:
         key = parameters.get(self._key) if self._key else None
         return Controls(
             priority,
-            self._queue_timeout_s(priority, parameters.get(TIMEOUT)),
+            self._read_queue_timeout_s(priority, parameters.get(TIMEOUT)),
             self._read_session(parameters),
             "" if key is None else str(key),
             mode,
         )
 
-    def _read_priority(self, asked: Parameter | None) -> int:
+    def _read_priority(self, value: Parameter | None) -> int:
         """Return the priority level. As in Triton, 0 and levels that do not exist mean the default."""
         levels, default = self._priorities.levels, self._priorities.default
-        if asked is None:
+        if value is None:
             return default
-        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InvalidRequest(
-                f"parameter '{PRIORITY}' must be a level from 1 (the highest) to {levels}, not {asked!r:.40}"
+                f"parameter '{PRIORITY}' must be a level from 1 (the highest) to {levels}, not {value!r:.40}"
             )
-        return asked if 1 <= asked <= levels else default
+        return value if 1 <= value <= levels else default
 
-    def _queue_timeout_s(self, priority: int, asked: Parameter | None) -> float | None:
+    def _read_queue_timeout_s(self, priority: int, value: Parameter | None) -> float | None:
         policy = self._priorities.policy(priority)
         limit_s = policy.timeout_ms / 1000 or None
-        if policy.allow_override and isinstance(asked, int) and asked > 0:
-            limit_s = asked / 1e6 if limit_s is None else min(limit_s, asked / 1e6)
+        if policy.allow_override and isinstance(value, int) and value > 0:
+            limit_s = value / 1e6 if limit_s is None else min(limit_s, value / 1e6)
         return limit_s
 
     def _read_session(self, parameters: Mapping[str, Parameter]) -> SessionStep | None:

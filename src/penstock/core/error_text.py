@@ -51,14 +51,14 @@ PYDANTIC_PREFIXES = (
 CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 
 
-def shorten(text: str, most: int = MAX_TEXT_COST) -> str:
-    """Cut the middle out of a message whose encoded size exceeds `most` bytes."""
-    if MAX_CHAR_COST * len(text) <= most:
+def shorten(text: str, max_cost: int = MAX_TEXT_COST) -> str:
+    """Cut the middle out of a message whose encoded size exceeds `max_cost` bytes."""
+    if MAX_CHAR_COST * len(text) <= max_cost:
         return text
-    if len(text) <= most and sum(map(_count_encoded_bytes, text)) <= most:
+    if len(text) <= max_cost and sum(map(_count_encoded_bytes, text)) <= max_cost:
         return text
-    head = _cut_to_encoded_cost(text[:most], most // 4)
-    end = _cut_to_encoded_cost(text[-most:][::-1], most - most // 4)[::-1]
+    head = _cut_to_encoded_cost(text[:max_cost], max_cost // 4)
+    end = _cut_to_encoded_cost(text[-max_cost:][::-1], max_cost - max_cost // 4)[::-1]
     return f"{head} … {end}"
 
 
@@ -99,10 +99,10 @@ def explain_cause(error: Exception) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else get_first_line(error)
 
 
-def describe_first_problem(error: "ValidationError", whole: str = "") -> str:
-    """Return the first invalid key and its problem. `whole` names the object if the problem concerns no single key."""
+def describe_first_problem(error: "ValidationError", object_name: str = "") -> str:
+    """Return the first invalid key and its problem; `object_name` replaces the key if the whole object is invalid."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:KEY_CHARS] or whole
+    where = ".".join(str(part) for part in first["loc"])[:KEY_CHARS] or object_name
     return f"{where}: {describe_problem(first)}" if where else describe_problem(first)
 
 
@@ -125,9 +125,9 @@ def describe_given_value(location: Sequence[object], value: object) -> str:
     return f"{value!r:.80}"
 
 
-def _cut_to_encoded_cost(text: str, budget: int) -> str:
+def _cut_to_encoded_cost(text: str, max_cost: int) -> str:
     costs = accumulate(map(_count_encoded_bytes, text))
-    return text[: sum(1 for _ in takewhile(lambda cost: cost <= budget, costs))]
+    return text[: sum(1 for _ in takewhile(lambda cost: cost <= max_cost, costs))]
 
 
 def _count_encoded_bytes(char: str) -> int:

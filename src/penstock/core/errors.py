@@ -168,7 +168,7 @@ class NameTaken(Conflict):
     code = "name_taken"
 
     @classmethod
-    def of(cls, role_id: str) -> "NameTaken":
+    def for_role(cls, role_id: str) -> "NameTaken":
         return cls(
             f"another role of the cluster is already named '{role_id}': give each host a different --node, and each "
             "role on the same host a different --id"

@@ -102,9 +102,9 @@ def pack_answer(answer: object) -> dict[str, Array]:
         ) from None
 
 
-def _pack_content(data: str, files: Sequence[PacketFile]) -> dict[str, Array]:
+def _pack_content(text: str, files: Sequence[PacketFile]) -> dict[str, Array]:
     return {
-        DATA: _make_bytes_array([data]),
+        DATA: _make_bytes_array([text]),
         METADATA: _make_bytes_array([orjson.dumps(file.metadata) if file.metadata else b"" for file in files]),
         FILES: _make_bytes_array([file.data for file in files]),
     }

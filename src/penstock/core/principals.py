@@ -77,10 +77,10 @@ class Principal:
             not self.blocks or _matches_any(block_id, self.blocks)
         )
 
-    def session_id(self, given: str) -> str:
+    def prefix_session_id(self, session_id: str) -> str:
         """Prefix the session id with the key id, so that keys cannot share sessions."""
         owner = self.key_id.replace("%", "%25").replace(":", "%3A")  # names in certificates may contain colons
-        return f"{owner}:{given}" if owner else given
+        return f"{owner}:{session_id}" if owner else session_id
 
 
 ANYBODY = Principal("anybody", scopes=ANY_SCOPE)  # if no keys are required

@@ -78,9 +78,9 @@ def add_states(a: GenerationState, b: GenerationState) -> GenerationState:
     return GenerationState(**both)
 
 
-def merge_by_block(found: Iterable[BlockStatistics]) -> list[BlockStatistics]:
+def merge_by_block(statistics: Iterable[BlockStatistics]) -> list[BlockStatistics]:
     """Return the merged statistics of each block."""
     total: dict[str, BlockStatistics] = {}
-    for one in found:
+    for one in statistics:
         total.setdefault(one.block_id, BlockStatistics(one.block_id, one.model, one.version)).merge(one)
     return list(total.values())

@@ -61,9 +61,9 @@ class TensorSpec:
     is_optional: bool = False  # a request may leave it out
 
 
-def is_shape_accepted(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+def is_shape_accepted(shape: Sequence[int], accepted: Sequence[int]) -> bool:
     """Return whether a shape matches the wanted shape, in which -1 allows any size."""
-    return len(shape) == len(wanted) and all(want in (-1, size) for size, want in zip(shape, wanted, strict=True))
+    return len(shape) == len(accepted) and all(want in (-1, size) for size, want in zip(shape, accepted, strict=True))
 
 
 def check_tensor(tensor: Tensor) -> None:
@@ -128,7 +128,7 @@ def view_bytes(tensor: Tensor) -> list[memoryview]:
     return _split_elements(tensor, memoryview)
 
 
-def _split_elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
+def _split_elements(tensor: Tensor, convert: Callable[[Buffer], T]) -> list[T]:
     data, offset, elements = tensor.data, 0, []
     end, count = len(data), prod(tensor.shape)
     for _ in range(count):
@@ -138,7 +138,7 @@ def _split_elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
         offset = start + _unpack_length(data, offset)[0]
         if offset > end:
             break
-        elements.append(make(data[start:offset]))
+        elements.append(convert(data[start:offset]))
     if offset != end or len(elements) != count:
         raise InvalidTensor(
             f"input '{tensor.name}' does not hold {list(tensor.shape)} BYTES elements: "

@@ -55,7 +55,7 @@ def validate_yaml(
         return None, [error]
     wrong = [key for key in over.document if key in base_only]
     message = f"may only be set in {under.path.name}, for all versions together"
-    faults = [over.fault((key,), f"'{key}' {message}") for key in wrong]
+    faults = [over.create_fault((key,), f"'{key}' {message}") for key in wrong]
     for key in wrong:
         del over.document[key]
     found, more = _validate(merge_settings(under.document, over.document), schema, [over, under])
@@ -68,7 +68,7 @@ class _Source:
     document: dict[Any, Any]
     lines: Lines
 
-    def reach(self, location: Location) -> Location:
+    def find_existing_part(self, location: Location) -> Location:
         """Return the longest part of a pydantic location that exists in the file, without names that pydantic adds."""
         found: Location = ()
         for part in location:
@@ -78,7 +78,9 @@ class _Source:
             found = step
         return found
 
-    def fault(self, location: Location, message: str, reason: str = "invalid_value", **fields: str) -> ConfigError:
+    def create_fault(
+        self, location: Location, message: str, reason: str = "invalid_value", **fields: str
+    ) -> ConfigError:
         if location:
             fields["key"] = _join_dotted(location)
         return _create_error(self.path, self.lines.get(location, 1), message, reason, **fields)
@@ -112,7 +114,9 @@ def _group_errors(errors: Sequence[Any], sources: Sequence[_Source]) -> list[tup
     """Group errors by file (the file that contains most of the error's location) and by the location in the file."""
     found: dict[tuple[Path, Location], tuple[Place, list[Any]]] = {}
     for each in errors:
-        source, location = max(((source, source.reach(each["loc"])) for source in sources), key=lambda at: len(at[1]))
+        source, location = max(
+            ((source, source.find_existing_part(each["loc"])) for source in sources), key=lambda at: len(at[1])
+        )
         found.setdefault((source.path, location), ((source, location), []))[1].append(each)
     return list(found.values())
 
@@ -122,16 +126,16 @@ def _create_fault(source: _Source, location: Location, errors: Sequence[Any], sc
     if first["type"] == "extra_forbidden":
         return _create_unknown_key_error(source, location, schema)
     if first["type"] == "missing":
-        return source.fault(location, f"{_join_dotted(first['loc'])} is missing")
+        return source.create_fault(location, f"{_join_dotted(first['loc'])} is missing")
     messages = [_describe_problem(each, schema, location) for each in errors]
     if not location:
         conflict = _find_conflict(errors)
         places = (tuple(key.split(".")) for key in conflict.keys)
-        return source.fault(next((at for at in places if at in source.lines), ()), messages[0], conflict.reason)
+        return source.create_fault(next((at for at in places if at in source.lines), ()), messages[0], conflict.reason)
     # A key of several types has a message for each type.
     others = [message.removeprefix("must be ") for message in dict.fromkeys(messages[1:]) if message != messages[0]]
     message, given = f"{name}: {' or '.join([messages[0], *others])}", describe_given_value(location, first["input"])
-    return source.fault(location, message if not given or given in message else f"{message}, got {given}")
+    return source.create_fault(location, message if not given or given in message else f"{message}, got {given}")
 
 
 def _describe_problem(error: Any, schema: type[BaseModel], location: Location) -> str:
@@ -142,12 +146,14 @@ def _describe_problem(error: Any, schema: type[BaseModel], location: Location) -
 
 def _create_unknown_key_error(source: _Source, location: Location, schema: type[BaseModel]) -> ConfigError:
     if text := explain_removal(_join_dotted([part for part in location if not isinstance(part, int)])):
-        return source.fault(location, text, "unknown_key")
+        return source.create_fault(location, text, "unknown_key")
     message = f"unknown key '{_join_dotted(location)}'"
     if near := _find_similar(schema, location):
-        return source.fault(location, f"{message}; did you mean '{near[0]}'?", "unknown_key", suggestion=near[0])
+        return source.create_fault(location, f"{message}; did you mean '{near[0]}'?", "unknown_key", suggestion=near[0])
     known = _list_fields(schema, location[:-1])
-    return source.fault(location, message + (f"; known keys: {', '.join(known)}" if known else ""), "unknown_key")
+    return source.create_fault(
+        location, message + (f"; known keys: {', '.join(known)}" if known else ""), "unknown_key"
+    )
 
 
 def _find_conflict(errors: Sequence[Any]) -> ConflictingValues:
@@ -191,9 +197,9 @@ def _find_key(container: Any, part: Hashable) -> Any:
     return next((key for key in container if key == part or str(key) == part), None)
 
 
-def merge_settings(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
-    found = {**base, **over}
-    for key, value in over.items():
+def merge_settings(base: dict[Any, Any], overrides: dict[Any, Any]) -> dict[Any, Any]:
+    found = {**base, **overrides}
+    for key, value in overrides.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             found[key] = merge_settings(base[key], value)
     return found
@@ -248,14 +254,14 @@ def _compose_node(text: str) -> yaml.Node | None:
     return node
 
 
-def _count_expanded(node: yaml.Node, seen: dict[int, int]) -> int:
+def _count_expanded(node: yaml.Node, counts: dict[int, int]) -> int:
     """Count values with aliases expanded. A node that contains itself counts as more than MAX_NODES."""
-    if id(node) not in seen:
-        seen[id(node)] = MAX_NODES + 1
+    if id(node) not in counts:
+        counts[id(node)] = MAX_NODES + 1
         children = node.value if isinstance(node, yaml.CollectionNode) else ()
         each = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
-        seen[id(node)] = 1 + sum(_count_expanded(part, seen) for part in each)
-    return seen[id(node)]
+        counts[id(node)] = 1 + sum(_count_expanded(part, counts) for part in each)
+    return counts[id(node)]
 
 
 def _collect_lines(path: Path, node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:

@@ -25,7 +25,7 @@ class ConnectionLimits:
         limits: Limits,
         transit: Transit,
         on_rejected: Callable[[PenstockError], None],
-        most: int,
+        max_connections: int,
         is_behind_edge: bool = False,
     ) -> None:
         """Start without connections. `is_behind_edge`: only the edge connects, and its requests name the clients."""
@@ -35,28 +35,30 @@ class ConnectionLimits:
         self.incoming = transit.incoming
         self.unsent = transit.unsent
         self.on_rejected = on_rejected
-        self._most = most
-        self._most_per_address = most if is_behind_edge else max(1, int(limits.client_share * most))
-        self._inside: Counter[str] = Counter()
+        self._max_connections = max_connections
+        self._max_per_address = (
+            max_connections if is_behind_edge else max(1, int(limits.client_share * max_connections))
+        )
+        self._count_by_address: Counter[str] = Counter()
         self._count = 0
 
     def copy_uncounted(self) -> "ConnectionLimits":
         """Return the same limits with separate counts, for connections during their TLS handshake."""
-        return ConnectionLimits(self.limits, self._transit, self.on_rejected, self._most)
+        return ConnectionLimits(self.limits, self._transit, self.on_rejected, self._max_connections)
 
     def try_open(self, address: str) -> bool:
-        """Count a connection, or return False if there are too many. Call `closed` when a counted connection ends."""
-        if self._count >= self._most or self._inside[address] >= self._most_per_address:
+        """Count a connection, or return False if there are too many. Call `count_close` when the connection ends."""
+        if self._count >= self._max_connections or self._count_by_address[address] >= self._max_per_address:
             return False
         self._count += 1
-        self._inside[address] += 1
+        self._count_by_address[address] += 1
         return True
 
-    def closed(self, address: str) -> None:
+    def count_close(self, address: str) -> None:
         self._count -= 1
-        self._inside[address] -= 1
-        if not self._inside[address]:
-            del self._inside[address]
+        self._count_by_address[address] -= 1
+        if not self._count_by_address[address]:
+            del self._count_by_address[address]
 
 
 class SlowConnection(asyncio.Protocol):
@@ -73,7 +75,7 @@ class SlowConnection(asyncio.Protocol):
         super().resume_writing()
         self._connection_limits.unsent.drop(self)
 
-    def give_up(self) -> None:
+    def disconnect_client(self) -> None:
         self.transport.abort()
 
     def refuse(self, error: PenstockError) -> None:
@@ -90,18 +92,18 @@ class SlowConnection(asyncio.Protocol):
 class SendProgress:
     """Checks whether a client still reads the bytes that wait to be sent to it."""
 
-    __slots__ = ("_moved", "_size")
+    __slots__ = ("_progressed_at", "_size")
 
     def __init__(self, now: float) -> None:
         self._size = 0
-        self._moved = now
+        self._progressed_at = now
 
     def is_stuck(self, size: int, now: float, patience_s: float) -> bool:
         """Return whether the `size` unsent bytes have not become fewer for `patience_s` seconds."""
         if not size or size < self._size or not self._size:
-            self._moved = now
+            self._progressed_at = now
         self._size = size
-        return now - self._moved > patience_s
+        return now - self._progressed_at > patience_s
 
 
 def raise_file_limit() -> int:

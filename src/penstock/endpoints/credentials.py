@@ -21,7 +21,7 @@ class Credentials(NamedTuple):
     fault: str = ""  # why a header cannot be parsed
 
     @classmethod
-    def of_headers(cls, headers: Iterable[tuple[bytes, bytes]], certificate: tuple[str, ...] = ()) -> "Credentials":
+    def from_headers(cls, headers: Iterable[tuple[bytes, bytes]], certificate: tuple[str, ...] = ()) -> "Credentials":
         """Parse HTTP headers, whose names must be in lower case."""
         given = [pair for pair in headers if pair[0] in _NAMES_AS_BYTES]
         return _parse_credentials(
@@ -29,7 +29,7 @@ class Credentials(NamedTuple):
         )
 
     @classmethod
-    def of_metadata(
+    def from_metadata(
         cls, metadata: Iterable[tuple[str, str | bytes]], certificate: tuple[str, ...] = ()
     ) -> "Credentials":
         given = [pair for pair in metadata if pair[0] in CREDENTIAL_HEADERS]
@@ -39,11 +39,11 @@ class Credentials(NamedTuple):
 NO_CREDENTIALS = Credentials()
 
 
-def _parse_credentials(given: list[tuple[str, str]], certificate: tuple[str, ...]) -> Credentials:
-    if not given:
+def _parse_credentials(headers: list[tuple[str, str]], certificate: tuple[str, ...]) -> Credentials:
+    if not headers:
         return Credentials(certificate=certificate) if certificate else NO_CREDENTIALS
     keys: dict[str, None] = {}
-    for name, value in given:
+    for name, value in headers:
         text = value.strip()
         if name == AUTHORIZATION:
             scheme, _, rest = text.partition(" ")

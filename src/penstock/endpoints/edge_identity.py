@@ -44,10 +44,10 @@ def read_header_identity(headers: Iterable[tuple[bytes, bytes]]) -> EdgeIdentity
     return _parse_identity({name.decode(): value.decode("latin-1") for name, value in headers if name in NAMES_BYTES})
 
 
-def _parse_identity(found: dict[str, str]) -> EdgeIdentity:
-    certificate = found.get(CERTIFICATE_HEADER, "")
+def _parse_identity(headers: dict[str, str]) -> EdgeIdentity:
+    certificate = headers.get(CERTIFICATE_HEADER, "")
     return EdgeIdentity(
-        _parse_address(found.get(CLIENT_HEADER, "")), read_pem_names(certificate) if certificate else ()
+        _parse_address(headers.get(CLIENT_HEADER, "")), read_pem_names(certificate) if certificate else ()
     )
 
 

@@ -24,7 +24,7 @@ class KnownKeys(Protocol):
 
 
 class TokenReader(Protocol):
-    def principal(self, token: str, now: float) -> Principal:
+    def read_token(self, token: str, now: float) -> Principal:
         """Return the principal of a session token, or raise Unauthenticated."""
 
 
@@ -32,7 +32,7 @@ CertificateReader = Callable[[tuple[str, ...]], Principal | None]
 
 
 class Guard:
-    """The guard of a process. `keys_changed` updates its keys. Times are seconds since 1970."""
+    """The guard of a process. `set_keys` updates its keys. Times are seconds since 1970."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Guard:
         self._certificates = certificates
         self.reads_certificates = certificates is not None  # if False, endpoints skip reading certificates
 
-    def keys_changed(self, keys: KnownKeys) -> None:
+    def set_keys(self, keys: KnownKeys) -> None:
         self._keys = keys
         self.is_open = self._key_requirement == "off" or (self._key_requirement == "auto" and not keys.needs_key)
 
@@ -85,7 +85,7 @@ class Guard:
 
     def _find_principal(self, key: str, now: float) -> Principal:
         if self._tokens is not None and not key.startswith(KEY_PREFIX):
-            return self._tokens.principal(key, now)
+            return self._tokens.read_token(key, now)
         if self._keys is None:
             raise Unavailable("this server has not received the keys yet; try again")
         principal = self._keys.find(key)

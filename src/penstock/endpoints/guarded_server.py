@@ -157,7 +157,7 @@ class GuardedServer:
         if not self._is_behind_edge and context.peer().startswith(UNIX_PREFIX) and not forwarded:
             return OPERATOR
         certificate = self._read_certificate(context) if self._guard.reads_certificates else ()
-        credentials = Credentials(forwarded) if forwarded else Credentials.of_metadata(metadata, certificate)
+        credentials = Credentials(forwarded) if forwarded else Credentials.from_metadata(metadata, certificate)
         try:
             return self._guard.admit(credentials, needs, time.time())
         except PenstockError as error:

@@ -9,7 +9,7 @@ LAST_PART_BYTES = 1024 * 1024
 
 
 class SlowClient(Protocol):
-    def give_up(self) -> None:
+    def disconnect_client(self) -> None:
         """Drop the bytes that are held for this client, and disconnect the client."""
 
 
@@ -28,7 +28,7 @@ class HeldBytes:
     def hold(self, holder: SlowClient, size: int) -> None:
         """Add bytes for a client, and disconnect the clients that `add` returns, possibly this one."""
         for gone in self.add(holder, size):
-            gone.give_up()
+            gone.disconnect_client()
 
     def add(self, holder: SlowClient, size: int) -> list[SlowClient]:
         """Add bytes for a client. Return the clients to disconnect; their bytes no longer count."""

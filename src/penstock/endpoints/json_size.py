@@ -41,12 +41,12 @@ def check_json_size(raw: Buffer, limits: Limits, piece_bytes: int = PIECE_BYTES)
         _check_counts(values, keys, memory.size_bytes, limits)
 
 
-def check_json_nesting(raw: Buffer, found: Any) -> None:
-    """Raise InvalidRequest if the value `found`, parsed from `raw`, is nested so deep that it could not be encoded."""
+def check_json_nesting(raw: Buffer, value: Any) -> None:
+    """Raise InvalidRequest if `value`, which was parsed from `raw`, is nested so deep that it could not be encoded."""
     pieces = (bytes(raw[start : start + PIECE_BYTES]) for start in range(0, len(raw), PIECE_BYTES))
     if sum(piece.count(b"[") + piece.count(b"{") for piece in pieces) <= MAX_NESTING:
         return
-    level, depth = [found], 0
+    level, depth = [value], 0
     while level := [each for each in level if type(each) is dict or type(each) is list]:
         depth += 1
         if depth > MAX_NESTING:

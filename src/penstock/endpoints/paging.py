@@ -49,7 +49,7 @@ def make_page(items: list[dict[str, Any]], order: GetSortKey | None) -> Response
     return make_page_ending_at(items, order(items[-1]) if order and items else None)
 
 
-def make_page_ending_at(items: list[dict[str, Any]], last: Any) -> Response:
-    """Return an answer with these items. `last` is the last item's sort key, or None if no items follow."""
-    cursor = None if last is None else urlsafe_b64encode(orjson.dumps(last)).rstrip(b"=").decode()
+def make_page_ending_at(items: list[dict[str, Any]], last_key: Any) -> Response:
+    """Return an answer with these items. `last_key` is the last item's sort key, or None if no items follow."""
+    cursor = None if last_key is None else urlsafe_b64encode(orjson.dumps(last_key)).rstrip(b"=").decode()
     return make_json_answer({"items": items, "next_cursor": cursor}, headers={"cache-control": "no-cache"})

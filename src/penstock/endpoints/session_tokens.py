@@ -71,10 +71,10 @@ class SessionTokens:
         self._signers: Mapping[str, bytes] = {}
         self._valid_until: Callable[[str], float] = _return_no_expiry
         self._clock_ahead_s = 0.0
-        self._known: OrderedDict[str, Principal] = OrderedDict()
+        self._verified: OrderedDict[str, Principal] = OrderedDict()
         self._max_cached = max_cached
 
-    def keys_changed(
+    def set_keys(
         self,
         signers: Mapping[str, bytes],
         valid_until: Callable[[str], float] = _return_no_expiry,
@@ -86,21 +86,21 @@ class SessionTokens:
         `clock_ahead_s`: how far the clock of the tokens' issuer is ahead of this process's clock.
         """
         if not self._signers.items() <= signers.items() or clock_ahead_s != self._clock_ahead_s:
-            self._known.clear()
+            self._verified.clear()
             self._public.clear()
         self._clock_ahead_s = clock_ahead_s
         self._signers = dict(signers)
         self._valid_until = valid_until
 
-    def principal(self, token: str, now: float) -> Principal:
+    def read_token(self, token: str, now: float) -> Principal:
         """Return the principal of a session token, or raise Unauthenticated."""
-        principal = self._known.get(token)
+        principal = self._verified.get(token)
         if principal is None:
             principal = self._verify(token)
             if now < principal.expires_at:
                 self._cache_principal(token, principal)
         if now >= principal.expires_at:
-            self._known.pop(token, None)
+            self._verified.pop(token, None)
             raise Unauthenticated(f"this session token has expired: {RENEWAL_ADVICE}")
         if now >= (key_ends := self._valid_until(principal.key_id)):
             what = "was revoked" if key_ends == -inf else "has expired"
@@ -108,9 +108,9 @@ class SessionTokens:
         return principal
 
     def _cache_principal(self, token: str, principal: Principal) -> None:
-        self._known[token] = principal
-        if len(self._known) > self._max_cached:
-            self._known.popitem(last=False)
+        self._verified[token] = principal
+        if len(self._verified) > self._max_cached:
+            self._verified.popitem(last=False)
 
     def _verify(self, token: str) -> Principal:
         if len(token) > MAX_CHARS or token.count(".") != 2:

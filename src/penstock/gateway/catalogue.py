@@ -42,7 +42,7 @@ CHANGE_TIMEOUT_S = 2.0  # for a change by the manager to arrive here
 class OtherClusters(Protocol):
     """Finds blocks of other clusters that a directory lists."""
 
-    def refusal(self, block_id: str, principal: Principal) -> OtherCluster | None:
+    def find_refusal(self, block_id: str, principal: Principal) -> OtherCluster | None:
         """Return the error for a request that names a block of another cluster, or None if no cluster has the block."""
 
 
@@ -53,11 +53,11 @@ class Catalogue:
         resolver: Resolver,
         dispatcher: Dispatcher,
         control: Control | None,
-        others: OtherClusters | None = None,
+        other_clusters: OtherClusters | None = None,
     ) -> None:
-        """Create the catalogue. Without `others`, this server uses no directory of other clusters."""
+        """Create the catalogue. Without `other_clusters`, this server uses no directory of other clusters."""
         self.resolver = resolver
-        self._others = others
+        self._other_clusters = other_clusters
         self._control = control
         self._admission = admission
         self._dispatcher = dispatcher
@@ -72,32 +72,34 @@ class Catalogue:
 
     def find_stuck_blocks(self, now: float) -> None:
         """Probe blocks that may be stuck. Call this several times per second."""
-        resident = {block_id for worker in self._dispatcher.workers() for block_id in worker.resident()}
-        activities = self._dispatcher.activities()
+        resident = {block_id for worker in self._dispatcher.list_workers() for block_id in worker.list_loaded_blocks()}
+        activities = self._dispatcher.describe_activities()
         seen = {block_id: activities[block_id] for block_id in resident & activities.keys()}
         for block_id in self._readiness.update(seen, now):
             self._dispatcher.probe(block_id)
 
-    def unreadiness(self) -> str:
+    def explain_unreadiness(self) -> str:
         """Return why the server is not ready, or an empty string."""
         if self._admission.is_draining:
             return "it is shutting down"
         if not self.resolver.has_cluster_state:
             return "it has not received its models from the manager yet"
-        return self._readiness.problem(self.resolver.views(), self.resolver.held) or failing_loop()
+        return self._readiness.find_problem(self.resolver.list_views(), self.resolver.held_block_ids) or failing_loop()
 
     def is_server_ready(self) -> bool:
-        return not self.unreadiness()
+        return not self.explain_unreadiness()
 
     def is_model_ready(self, model: str, version: str, principal: Principal) -> bool:
         """Return whether the model is ready; raise UnknownModel if it does not exist."""
         if self.resolver.is_ready(model, version):
             return not self._readiness.is_stuck(self.resolver.resolve(model, version, principal).block_id)
-        if not any(view.model == model and version in ("", view.version) for view in self.resolver.views(principal)):
+        if not any(
+            view.model == model and version in ("", view.version) for view in self.resolver.list_views(principal)
+        ):
             self.resolver.resolve(model, version, principal)
         return False
 
-    def described_block(self, model: str, version: str, principal: Principal) -> BlockDescription:
+    def get_described_block(self, model: str, version: str, principal: Principal) -> BlockDescription:
         """Return a block with its inputs and outputs. If it was never loaded, start loading and raise ModelNotReady."""
         block = self.resolver.resolve(model, version, principal)
         if not block.is_described:
@@ -105,12 +107,15 @@ class Catalogue:
             raise ModelNotReady(f"model '{model}' is being loaded; send the request again")
         return block
 
-    async def block(self, model: str, version: str, principal: Principal) -> BlockDescription:
+    async def wait_for_block(self, model: str, version: str, principal: Principal) -> BlockDescription:
         """Return a block with its inputs and outputs. If it was never loaded, wait until it is loaded."""
         try:
             block = self.resolver.resolve(model, version, principal)
         except UnknownModel:
-            if self._others is not None and (refusal := self._others.refusal(model, principal)) is not None:
+            if (
+                self._other_clusters is not None
+                and (refusal := self._other_clusters.find_refusal(model, principal)) is not None
+            ):
                 raise refusal from None
             raise
         if block.is_described:
@@ -124,23 +129,23 @@ class Catalogue:
                 return block
         raise ModelNotReady(f"model '{model}' was not loaded within residence.max_waiting_s; try again")
 
-    async def statistics(self, model: str, version: str, principal: Principal) -> list[BlockStatistics]:
+    async def collect_statistics(self, model: str, version: str, principal: Principal) -> list[BlockStatistics]:
         """Return the statistics of one model, or of all models for an empty name."""
         if model:
             self.resolver.resolve(model, version, principal)
         return [
             found
-            for found in await self._dispatcher.statistics()
+            for found in await self._dispatcher.collect_statistics()
             if model in ("", found.model)
             and version in ("", found.version)
             and principal.may_use(found.model, found.block_id)
         ]
 
-    async def generation_counts(self) -> dict[str, dict[str, int]]:
+    async def collect_generation_counts(self) -> dict[str, dict[str, int]]:
         """Return the counts of generating engines by block. The workers are asked only if a block generates text."""
-        if not any(block.settings.task == GENERATE for block in self.resolver.blocks()):
+        if not any(block.settings.task == GENERATE for block in self.resolver.list_blocks()):
             return {}
-        found = await self._dispatcher.statistics()
+        found = await self._dispatcher.collect_statistics()
         return {each.block_id: asdict(each.generation) for each in found if each.generation is not None}
 
     # --- the repository
@@ -164,7 +169,7 @@ class Catalogue:
             await asyncio.sleep(POLL_S)
 
     def _is_listed_ready(self, model: str) -> bool:
-        is_servable = any(view.model == model and view.state in SERVABLE for view in self.resolver.views())
+        is_servable = any(view.model == model and view.state in SERVABLE for view in self.resolver.list_views())
         return is_servable and self.resolver.is_ready(model)
 
     def _require_control(self) -> Control:
@@ -179,12 +184,12 @@ class Catalogue:
 
     # --- routing
 
-    def routing(self, model: str, principal: Principal, key: str = "") -> dict[str, object]:
+    def describe_model_routing(self, model: str, principal: Principal, key: str = "") -> dict[str, object]:
         """Return a model's routing, the state of its workers, and the worker of `key`."""
-        blocks = [block for block in self.resolver.blocks(principal) if block.model == model]
+        blocks = [block for block in self.resolver.list_blocks(principal) if block.model == model]
         if not blocks:
             self.resolver.resolve(model, "", principal)  # raises UnknownModel or another error
-        routing = self._dispatcher.routing(blocks[-1])
+        routing = self._dispatcher.get_routing(blocks[-1])
         if key and routing.policy != "hash":
             raise InvalidRequest(
                 f"model '{model}' has the routing policy '{routing.policy}': 'key' is only for the policy 'hash'"
@@ -202,28 +207,30 @@ class Catalogue:
             "version": block.version,
             "workers": [
                 {name: value for name, value in asdict(slot).items() if name != "worker"}  # the lane's internal name
-                for slot in self._dispatcher.slot_states(block.block_id)
+                for slot in self._dispatcher.list_slot_states(block.block_id)
             ],
         }
         if key:
-            owner = self._dispatcher.owner(block.block_id, key)
+            owner = self._dispatcher.find_owner(block.block_id, key)
             found["owner"] = owner.worker_id if owner else None
         return found
 
     async def set_routing(self, model: str, routing: Routing | None, principal: Principal) -> None:
         """Override a model's routing on every gateway; None removes the override."""
-        is_known = any(view.model == model for view in self.resolver.views())
+        is_known = any(view.model == model for view in self.resolver.list_views())
         if not is_known or not self.resolver.may_change(principal, model):
             raise UnknownModel(f"unknown model '{model}'")
         given = "" if routing is None else routing.model_dump_json()
         await self._require_control().set_routing(model, given, principal.name)
 
-    def server_info(self) -> ServerInfo:
+    def describe_server(self) -> ServerInfo:
         """Return the server's blocks, workers and devices."""
         max_rows = {
-            block.block_id: block.settings.batching.max_rows for block in self.resolver.blocks() if block.max_batch_size
+            block.block_id: block.settings.batching.max_rows
+            for block in self.resolver.list_blocks()
+            if block.max_batch_size
         }
-        workers = list(self._dispatcher.workers())
+        workers = list(self._dispatcher.list_workers())
         return ServerInfo(
             server=SERVER_NAME,
             version=self.server_version,
@@ -233,7 +240,7 @@ class Catalogue:
                 BlockInfo(
                     v.block_id, v.model, v.version, v.state, clean_for_clients(v.reason), max_rows.get(v.block_id)
                 )
-                for v in self.resolver.views()
+                for v in self.resolver.list_views()
             ],
             workers=[
                 WorkerInfo(
@@ -251,13 +258,13 @@ class Catalogue:
             devices=merge_devices((w.worker_id, device) for w in workers for device in w.devices),
         )
 
-    def status(self) -> dict[str, object]:
+    def describe_status(self) -> dict[str, object]:
         """Return the server's blocks, workers, devices and queues, for people to read."""
-        found = asdict(self.server_info())
-        described = {block.block_id: block for block in self.resolver.blocks() if block.is_described}
+        found = asdict(self.describe_server())
+        described = {block.block_id: block for block in self.resolver.list_blocks() if block.is_described}
         for block in found["blocks"]:
             del block["max_rows"]  # the model's configuration has it
-            block |= describe_run(described.get(block["block_id"]), self._dispatcher.workers())
+            block |= describe_run(described.get(block["block_id"]), self._dispatcher.list_workers())
         return {
             **found,
             "grpc_server": self.grpc_server._asdict(),
@@ -265,7 +272,7 @@ class Catalogue:
             "inflight_bytes": self._admission.inflight_bytes,
             "queues": {
                 block_id: {"waiting": waiting, "running": running}
-                for block_id, (waiting, running) in self._dispatcher.queue_lengths().items()
+                for block_id, (waiting, running) in self._dispatcher.count_jobs_by_block().items()
             },
         }
 

@@ -73,19 +73,20 @@ class GrpcServer:
         self,
         edge: OipGrpc,
         limits: Limits,
-        *further: object,
+        *further_services: object,
         direct: DirectGrpc | None = None,
         blocks: BlockGrpc | None = None,
         is_port_shared: bool = True,
-        behind: Path | None = None,
+        backend_folder: Path | None = None,
         sockets: GatewaySockets | None = None,
     ) -> None:
         """Create the server.
 
-        `further` implement methods that `edge` does not have. `is_port_shared`: other gateways may listen on the same
-        port. `behind`: a folder that only this user can open. If it is given, the native server has the port, and
-        forwards all methods except ModelInfer to this server through a socket in that folder. `sockets`: the unix
-        sockets of a server behind the edge, which sends ModelInfer to the native server and other methods to this one.
+        `further_services` implement methods that `edge` does not have. `is_port_shared`: other gateways may listen on
+        the same port. `backend_folder`: a folder that only this user can open. If it is given, the native server has
+        the port, and forwards all methods except ModelInfer to this server through a socket in that folder. `sockets`:
+        the unix sockets of a server behind the edge, which sends ModelInfer to the native server and other methods to
+        this server.
         """
         self._server = grpc_server(
             options=[
@@ -115,7 +116,7 @@ class GrpcServer:
         self.needs: dict[str, Needs] = {}  # the declared scopes, by method
         self._edge = edge
         self._limits = limits
-        self._add_service(_DESCRIPTOR, *further, edge)
+        self._add_service(_DESCRIPTOR, *further_services, edge)
         if direct is not None:
             self._add_service(_DIRECT, direct)
         if blocks is not None:
@@ -133,11 +134,11 @@ class GrpcServer:
         needs = self.needs[f"{SERVICE}.ModelInfer"]
         if sockets is not None and sockets.native:
             self._native = NativeServer(edge, limits, needs, False, Path(sockets.native))
-        elif behind is not None and sockets is None:
+        elif backend_folder is not None and sockets is None:
             token = token_hex(4)
-            self._socket = behind / f"grpc-{token}"
+            self._socket = backend_folder / f"grpc-{token}"
             edge.default_client = "127.0.0.1"
-            self._native = NativeServer(edge, limits, needs, is_port_shared, behind / f"native-{token}")
+            self._native = NativeServer(edge, limits, needs, is_port_shared, backend_folder / f"native-{token}")
 
     def _add_third_party(self, service: Any, needs: Needs, **answers: Any) -> None:
         """Add a third-party service, with our limit on its messages and our errors."""
@@ -148,10 +149,10 @@ class GrpcServer:
         self._server.add_registered_method_handlers(service.full_name, handlers)
 
     def _add_service(self, service: Any, *edges: object) -> None:
-        methods = dict(method for each in edges for method in self._methods_of(service, each))
+        methods = dict(method for each in edges for method in self._list_handlers(service, each))
         self._server.add_registered_method_handlers(service.full_name, methods)
 
-    def _methods_of(self, service: Any, edge: object) -> Iterator[tuple[str, Any]]:
+    def _list_handlers(self, service: Any, edge: object) -> Iterator[tuple[str, Any]]:
         """Yield the handlers of the methods that `edge` has. gRPC answers other methods with UNIMPLEMENTED."""
         for method in service.methods:
             if (answer := getattr(edge, method.name, None)) is not None:

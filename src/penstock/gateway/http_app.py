@@ -180,12 +180,12 @@ class HttpApp:
         self._administration = administration
         self._responder = responder
         self._serving = serving
-        self._inside = add_cors(http_guard.origins, self._answer)
+        self._app_with_cors = add_cors(http_guard.origins, self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self.http_guard.refusal(scope["headers"], scope.get("method", ""))
+        error = self.http_guard.find_refusal(scope["headers"], scope.get("method", ""))
         if error is None:
-            await self._inside(scope, receive, send)
+            await self._app_with_cors(scope, receive, send)
             return
         self._serving.count_rejected("rest" if scope["type"] == "http" else "websocket", error)
         await refuse_call(error, scope, receive, send)

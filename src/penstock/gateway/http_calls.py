@@ -68,7 +68,7 @@ class RestCalls:
         self._catalogue = catalogue
         self._large = large
 
-    async def body(self, request: Request) -> bytes:
+    async def read_body(self, request: Request) -> bytes:
         """Return the body of a request other than inference; refuse one above limits.max_control_bytes."""
         headers: Headers = dict(request.scope["headers"])
         limit, declared = self.limits.max_control_bytes, headers.get(b"content-length", b"0")
@@ -80,42 +80,46 @@ class RestCalls:
 
     async def read_object(self, request: Request) -> dict[str, Any]:
         """Return the JSON object in the body of a request that does not infer; no body is an empty object."""
-        body = await self.body(request)
+        body = await self.read_body(request)
         return parse_object(body, self.limits) if body else {}
 
-    async def read(self, request: Request) -> RestCall:
+    async def read_call(self, request: Request) -> RestCall:
         self._serving.meter.check(get_principal(request), _client_host(request))
         headers: Headers = dict(request.scope["headers"])
         return RestCall(request, await read_body(headers, request.receive, self._large))
 
-    async def json(self, call: RestCall, work: Callable[[dict[str, Any]], T], or_else: str = "") -> T:
-        """Return the result of `work` for the body's JSON object. `or_else` names other accepted content types."""
+    async def decode_json(self, call: RestCall, decode: Callable[[dict[str, Any]], T], or_else: str = "") -> T:
+        """Return the result of `decode` for the body's JSON object. `or_else` names other accepted content types."""
         if call.content_type not in ("", "application/json"):
             raise InvalidRequest(f"unsupported content-type '{call.content_type[:80]}': send application/json{or_else}")
-        return await self.read_json(call, work)
+        return await self.read_json(call, decode)
 
-    async def read_json(self, call: RestCall, work: Callable[[dict[str, Any]], T]) -> T:
+    async def read_json(self, call: RestCall, decode: Callable[[dict[str, Any]], T]) -> T:
         """Like `json`, but ignore the content type: curl's default is a form."""
-        return await self.off_loop(len(call.body), lambda: work(parse_object(call.take_body(), self.limits)))
+        return await self.run_off_loop(len(call.body), lambda: decode(parse_object(call.take_body(), self.limits)))
 
-    async def form(self, call: RestCall) -> list[FormPart]:
+    async def read_form(self, call: RestCall) -> list[FormPart]:
         kind = call.headers[b"content-type"]
-        return await self.off_loop(len(call.body), lambda: parse_multipart(kind, call.take_body()))
+        return await self.run_off_loop(len(call.body), lambda: parse_multipart(kind, call.take_body()))
 
-    async def off_loop(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """Run `work`, which decodes a message of this size: in a thread if it is large."""
-        return work() if size_bytes <= LARGE_BYTES else await self._large.decode(size_bytes, work)
+    async def run_off_loop(self, size_bytes: int, decode: Callable[[], T]) -> T:
+        """Run `decode`, which decodes a message of this size: in a thread if it is large."""
+        return decode() if size_bytes <= LARGE_BYTES else await self._large.decode(size_bytes, decode)
 
-    async def answer(self, call: RestCall, response: InferResponse, make: Callable[[], object]) -> Response:
-        """Return the result of `make` as a JSON answer, encoded in a thread if the response is large."""
+    async def create_answer(
+        self, call: RestCall, response: InferResponse, encode_answer: Callable[[], object]
+    ) -> Response:
+        """Return the result of `encode_answer` as a JSON answer, encoded in a thread if the response is large."""
         size_bytes = sum([len(tensor.data) for tensor in response.outputs])
         if size_bytes <= LARGE_BYTES:
-            return make_json_answer(make(), headers=call.answer_headers)
-        return await self._large.encode(size_bytes, lambda: make_json_answer(make(), headers=call.answer_headers))
+            return make_json_answer(encode_answer(), headers=call.answer_headers)
+        return await self._large.encode(
+            size_bytes, lambda: make_json_answer(encode_answer(), headers=call.answer_headers)
+        )
 
-    async def encode(self, size_bytes: int, make: Callable[[], T]) -> T:
-        """Return the result of `make`, which encodes a large answer, in a thread."""
-        return await self._large.encode(size_bytes, make)
+    async def encode(self, size_bytes: int, encode_answer: Callable[[], T]) -> T:
+        """Return the result of `encode_answer`, which encodes a large answer, in a thread."""
+        return await self._large.encode(size_bytes, encode_answer)
 
     def check_texts(self, key: str, texts: list[Any]) -> None:
         """Raise RequestTooLarge if there are more texts than rows allowed, before they are validated."""
@@ -125,19 +129,19 @@ class RestCalls:
             )
 
     @contextmanager
-    def counting_rejected(self, request: Request, read: InferRequest | None = None) -> Iterator[None]:
-        """Count errors in this context as rejected requests. `read`: the request, if its message was already read."""
+    def count_rejections(self, request: Request, read_request: InferRequest | None = None) -> Iterator[None]:
+        """Count errors in this context as rejected requests. `read_request`: the request, if it was already read."""
         try:
             yield
         except PenstockError as error:
-            if read is None:
+            if read_request is None:
                 request_id = getattr(request.state, "request_id", "")
-                read = InferRequest("", [], request_id=request_id, principal=get_principal(request))
-            self._serving.count_rejected("rest", error, read)
+                read_request = InferRequest("", [], request_id=request_id, principal=get_principal(request))
+            self._serving.count_rejected("rest", error, read_request)
             raise
 
     async def serve(self, call: RestCall, request: InferRequest) -> InferResponse:
-        self.complete(call, request)
+        self.complete_request(call, request)
         with DisconnectWatch(call.request.receive):
             response = await self._serving.serve(request)
         call.limit_statuses = request.limit_statuses
@@ -145,7 +149,7 @@ class RestCalls:
 
     async def stream(self, call: RestCall, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """Yield the answers as they come. The caller must watch for a disconnect of the client."""
-        self.complete(call, request)
+        self.complete_request(call, request)
         async with aclosing(self._serving.stream(request)) as responses:
             async for response in responses:
                 call.limit_statuses = request.limit_statuses
@@ -155,7 +159,7 @@ class RestCalls:
     def watch_disconnect(self, call: RestCall) -> DisconnectWatch:
         return DisconnectWatch(call.request.receive)
 
-    def complete(self, call: RestCall, request: InferRequest) -> None:
+    def complete_request(self, call: RestCall, request: InferRequest) -> None:
         """Add the call's caller, id, deadline and size to the request."""
         request.request_id = call.request_id = request.request_id or call.request_id
         request.protocol = "rest"
@@ -165,7 +169,7 @@ class RestCalls:
         request.traceparent = http_message.read_traceparent(call.headers)
         request.size_bytes = sum(len(tensor.data) for tensor in request.inputs)
 
-    async def task_block(self, call: RestCall, model: str, *tasks: str) -> BlockDescription:
+    async def find_task_block(self, call: RestCall, model: str, *tasks: str) -> BlockDescription:
         """Return the block of a model that supports one of the tasks.
 
         Without a name, use the only model of the first task that has any. Raise UnknownModel or InvalidRequest.
@@ -175,7 +179,7 @@ class RestCalls:
             if len(names) != 1:
                 raise UnknownModel(f"'model' is required; ready models for this task: {', '.join(names) or 'none'}")
             model = names[0]
-        block = await self._catalogue.block(model, "", call.principal)
+        block = await self._catalogue.wait_for_block(model, "", call.principal)
         if block.settings.task not in tasks:
             able = ", ".join(name for task in tasks for name in self._find_models(call, task)) or "none"
             wanted = " or ".join(f"'{task}'" for task in tasks)
@@ -185,7 +189,7 @@ class RestCalls:
         return block
 
     def _find_models(self, call: RestCall, task: str) -> list[str]:
-        blocks = self._catalogue.resolver.blocks(call.principal)
+        blocks = self._catalogue.resolver.list_blocks(call.principal)
         return sorted({block.model for block in blocks if block.settings.task == task})
 
 

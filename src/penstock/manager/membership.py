@@ -41,7 +41,7 @@ class Membership:
         """Add the gateway; raise NameTaken if another process with this name is connected."""
         connected = self._connected.get(gateway.gateway_id)
         if connected is not None and connected.incarnation != incarnation:
-            raise NameTaken.of(gateway.gateway_id)
+            raise NameTaken.for_role(gateway.gateway_id)
         self._connected[gateway.gateway_id] = GatewayStream(stream, gateway, incarnation)
         self._leave_at.pop(gateway.gateway_id, None)
         await self._write_list()

@@ -161,7 +161,7 @@ class WorkerLiveness:
         if incarnation in life.superseded:
             return [StreamRefused(worker_id, stream, "a newer process of this worker has replaced this one")]
         if life.is_connected and life.state is LivenessState.ALIVE:
-            return [StreamRefused(worker_id, stream, NameTaken.of(worker_id).message, is_name_taken=True)]
+            return [StreamRefused(worker_id, stream, NameTaken.for_role(worker_id).message, is_name_taken=True)]
         life.superseded.append(life.incarnation)
         life.incarnation = incarnation
         if life.state is LivenessState.SUSPECT:

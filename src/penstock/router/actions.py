@@ -44,7 +44,7 @@ class CountRetry:
 
 @dataclass(slots=True)
 class SendProbe:
-    """Ask the worker whether the block still works; pass the answer to `JobTable.probed`."""
+    """Ask the worker whether the block still works; pass the answer to `JobTable.receive_probe_result`."""
 
     worker: bytes
     block_id: str

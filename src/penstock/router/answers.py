@@ -15,21 +15,21 @@ class AnswerStream:
 
     def __init__(self) -> None:
         self.has_begun = False
-        self._ready: asyncio.Queue[InferResponse | None] = asyncio.Queue()  # None: the run has ended
-        self._ahead = inf
-        self._step = inf  # the source continues when this many answers were taken
+        self._queue: asyncio.Queue[InferResponse | None] = asyncio.Queue()  # None: the run has ended
+        self._max_waiting = inf
+        self._allow_every = inf  # the source continues when this many answers were taken
         self._allow: Callable[[int], None] | None = None
-        self._taken = 0
+        self._taken_answers = 0
 
     def begin(self, ahead: int, allow: Callable[[int], None]) -> None:
-        self._ahead, self._allow, self._taken = ahead, allow, 0
-        self._step = max(1, ahead // 2)  # a message for each taken answer would cost as much as the answers
+        self._max_waiting, self._allow, self._taken_answers = ahead, allow, 0
+        self._allow_every = max(1, ahead // 2)  # a message for each taken answer would cost as much as the answers
 
     def put(self, answer: InferResponse) -> bool:
-        if self._ready.qsize() >= self._ahead:
+        if self._queue.qsize() >= self._max_waiting:
             return False
         self.has_begun = True
-        self._ready.put_nowait(answer)
+        self._queue.put_nowait(answer)
         return True
 
     async def follow(self, run: Coroutine[Any, Any, InferResponse]) -> AsyncGenerator[InferResponse, None]:
@@ -40,11 +40,11 @@ class AnswerStream:
         task = asyncio.create_task(run)
         task.add_done_callback(self._end_stream)
         try:
-            while (answer := await self._ready.get()) is not None:
-                self._taken += 1
-                if self._taken >= self._step and self._allow is not None:
-                    self._allow(self._taken)
-                    self._taken = 0
+            while (answer := await self._queue.get()) is not None:
+                self._taken_answers += 1
+                if self._taken_answers >= self._allow_every and self._allow is not None:
+                    self._allow(self._taken_answers)
+                    self._taken_answers = 0
                 yield answer
             yield await task
         finally:
@@ -57,4 +57,4 @@ class AnswerStream:
     def _end_stream(self, task: asyncio.Task[InferResponse]) -> None:
         if not task.cancelled():
             task.exception()  # marks the error as retrieved: the caller may have left
-        self._ready.put_nowait(None)
+        self._queue.put_nowait(None)

@@ -30,15 +30,15 @@ class Deadlines(Generic[T]):
     def __len__(self) -> int:
         return len(self._heap)
 
-    def watch(self, when: float, key: T) -> None:
+    def add(self, due_at: float, key: T) -> None:
         self._number += 1
-        heappush(self._heap, (when, self._number, key))
+        heappush(self._heap, (due_at, self._number, key))
         if len(self._heap) > self._sweep_at:
             self._heap = [entry for entry in self._heap if self._is_current(entry[2], entry[0])]
             heapify(self._heap)
             self._sweep_at = 2 * len(self._heap) + SWEEP_MARGIN
 
-    def next(self) -> float | None:
+    def peek_time(self) -> float | None:
         """Return the earliest time in the heap, or None if the heap is empty. The time may belong to a stale entry."""
         return self._heap[0][0] if self._heap else None
 

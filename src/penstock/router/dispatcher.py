@@ -111,30 +111,30 @@ class Dispatcher:
         if job.slot is not None:
             self._members[job.slot.worker].lane.allow(job.slot.worker, job.job_id, answers)
 
-    def retire(self, blocks: Mapping[str, PenstockError]) -> None:
+    def retire_blocks(self, blocks: Mapping[str, PenstockError]) -> None:
         """Withdraw these blocks. Waiting jobs run if a worker still has their block; otherwise these jobs fail."""
-        self._perform(self._table.retire(blocks))
+        self._perform(self._table.retire_blocks(blocks))
 
     def set_routings(self, routings: dict[str, Routing]) -> None:
         """Replace the routing settings of these blocks at once; waiting jobs stay."""
         if routings == self._routings:
             return
         self._routings = dict(routings)
-        self._declare(self.descriptions().values())
+        self._declare_blocks(self.list_descriptions().values())
 
-    def routing(self, block: BlockDescription) -> Routing:
+    def get_routing(self, block: BlockDescription) -> Routing:
         return self._routings.get(block.block_id, block.settings.routing)
 
-    def slot_states(self, block_id: str) -> list[SlotState]:
-        return self._table.slot_states(block_id, now())
+    def list_slot_states(self, block_id: str) -> list[SlotState]:
+        return self._table.list_slot_states(block_id, now())
 
-    def owner(self, block_id: str, key: str) -> ConnectedWorker | None:
+    def find_owner(self, block_id: str, key: str) -> ConnectedWorker | None:
         """Return the worker that runs the block's requests with this routing key."""
-        worker = self._table.owner(block_id, key)
+        worker = self._table.find_owner(block_id, key)
         return None if worker is None else self._members[worker]
 
     def wake(self, block_id: str) -> None:
-        """Ask a worker to load a dormant block; the worker calls `joined` again when the block is loaded."""
+        """Ask a worker to load a dormant block; the worker calls `add_worker` again when the block is loaded."""
         holder = next((member for member in self._members.values() if block_id in member.dormant), None)
         if holder is not None:
             holder.lane.wake(holder.key, block_id)
@@ -142,10 +142,10 @@ class Dispatcher:
     def probe(self, block_id: str) -> None:
         """Ask the block's workers to report whether the block works."""
         for member in self._members.values():
-            if block_id in member.resident():
+            if block_id in member.list_loaded_blocks():
                 member.lane.probe(member.key, block_id)
 
-    def descriptions(self) -> dict[str, BlockDescription]:
+    def list_descriptions(self) -> dict[str, BlockDescription]:
         """Return descriptions of the blocks that workers hold, in memory or dormant; full descriptions are preferred.
 
         A block has no fingerprint if workers loaded the block from different files, as happens during a reload.
@@ -160,40 +160,42 @@ class Dispatcher:
                     found[block_id] = replace(block, fingerprint="")
         return found
 
-    def workers(self) -> list[ConnectedWorker]:
+    def list_workers(self) -> list[ConnectedWorker]:
         return list(self._members.values())
 
-    def jobs(self) -> int:
+    def count_jobs(self) -> int:
         return len(self._table)
 
-    def queue_lengths(self) -> dict[str, tuple[int, int]]:
+    def count_jobs_by_block(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of waiting and of running jobs, by block."""
-        return self._table.lengths()
+        return self._table.count_jobs()
 
-    def activities(self) -> dict[str, BlockActivity]:
-        return self._table.activities()
+    def describe_activities(self) -> dict[str, BlockActivity]:
+        return self._table.describe_activities()
 
-    async def statistics(self) -> list[BlockStatistics]:
-        return merge_by_block(chain.from_iterable(await asyncio.gather(*[lane.statistics() for lane in self._lanes])))
+    async def collect_statistics(self) -> list[BlockStatistics]:
+        return merge_by_block(
+            chain.from_iterable(await asyncio.gather(*[lane.collect_statistics() for lane in self._lanes]))
+        )
 
     # --- called by lanes: LaneOwner
 
-    def joined(self, member: ConnectedWorker, offers: Collection[Offer], lost: Collection[str]) -> None:
+    def add_worker(self, member: ConnectedWorker, offers: Collection[Offer], lost: Collection[str]) -> None:
         self._members[member.key] = member
-        self._declare(member.blocks.values())
+        self._declare_blocks(member.blocks.values())
         self._perform(self._table.join(member.key, offers, now()))
         if lost:
             self._on_lost(member.key, lost)
         self._on_change()
 
-    def left(self, member: ConnectedWorker, reason: str) -> None:
+    def remove_worker(self, member: ConnectedWorker, reason: str) -> None:
         del self._members[member.key]
         self._metrics.workers_lost.labels(reason).inc()
         self._perform(self._table.leave(member.key, now(), member.is_expected_back))
-        self._on_lost(member.key, member.resident())
+        self._on_lost(member.key, member.list_loaded_blocks())
         self._on_change()
 
-    def answered(self, worker: bytes, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
+    def receive_answer(self, worker: bytes, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
         if isinstance(outcome, PenstockError):
             job, actions = self._table.complete(worker, job_id, attempt, now(), outcome.code, outcome.message)
         elif outcome.is_final:
@@ -221,18 +223,20 @@ class Dispatcher:
         if not job.request.answers.put(_set_request_ids(response, job.request)):
             raise WireError(f"a worker may send at most {MAX_ANSWERS_AHEAD} answers before the caller takes them")
 
-    def handed_back(self, worker: bytes, job_ids: Iterable[int]) -> None:
+    def take_back_jobs(self, worker: bytes, job_ids: Iterable[int]) -> None:
         self._perform(self._table.hand_back(worker, job_ids, now()))
 
-    def probed(self, worker: bytes, block_id: str, problem: str) -> None:
+    def receive_probe_result(self, worker: bytes, block_id: str, problem: str) -> None:
         is_idle = worker in self._members and not self._members[worker].jobs
-        self._perform(self._table.probed(worker, block_id, problem, now(), is_idle))
+        self._perform(self._table.receive_probe_result(worker, block_id, problem, now(), is_idle))
 
     # --- internals
 
-    def _declare(self, blocks: Iterable[BlockDescription]) -> None:
+    def _declare_blocks(self, blocks: Iterable[BlockDescription]) -> None:
         for block in blocks:
-            self._table.declare(block.block_id, BlockRules.of(block.settings, self._routings.get(block.block_id)))
+            self._table.declare_block(
+                block.block_id, BlockRules.from_settings(block.settings, self._routings.get(block.block_id))
+            )
 
     def _tick_all(self) -> None:
         """Tick the job table and all lanes, even if one tick fails, because without ticks no deadline expires."""
@@ -245,8 +249,8 @@ class Dispatcher:
         if errors:
             raise ExceptionGroup("ticks failed", errors)
 
-    def _tick(self, at: float) -> None:
-        actions = self._table.tick(at)
+    def _tick(self, now_s: float) -> None:
+        actions = self._table.tick(now_s)
         if actions:
             self._perform(actions)
 

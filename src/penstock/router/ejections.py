@@ -20,7 +20,7 @@ class Ejections:
         """
         if slot.is_ejected or not slot.credits or (code not in FAULT_CODES and code != TIMEOUT_CODE):
             return []
-        condition = slot.condition = slot.condition or SlotFailures()
+        condition = slot.recent_failures = slot.recent_failures or SlotFailures()
         rules = queue.rules.health
         has_too_many = (
             condition.count_timeout(rules) if code == TIMEOUT_CODE else condition.count_failure(rules, message)
@@ -44,9 +44,9 @@ class Ejections:
             actions += self._restore(queue, next(iter(queue.ejected.values())), now)
         return actions
 
-    def probed(self, queue: Queue, worker: bytes, problem: str, now: float) -> list[Action]:
+    def receive_probe_result(self, queue: Queue, worker: bytes, problem: str, now: float) -> list[Action]:
         slot = queue.ejected.get(worker)
-        condition = slot.condition if slot else None
+        condition = slot.recent_failures if slot else None
         if slot is None or condition is None:
             return []
         if not problem:
@@ -59,7 +59,7 @@ class Ejections:
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for queue, slot in [*iter(partial(self._probes.pop, now), None)]:
-            condition = slot.condition
+            condition = slot.recent_failures
             if condition is None:
                 continue
             if condition.start_probe(queue.rules.health, now):
@@ -72,12 +72,12 @@ class Ejections:
         return [ReportRestoration(slot.worker, slot.block_id), *queue.assign_waiting(slot, now)]
 
     def _schedule_probe(self, queue: Queue, slot: Slot, condition: SlotFailures) -> None:
-        self._probes.watch(condition.due, (queue, slot))
+        self._probes.add(condition.next_check_at, (queue, slot))
 
 
 def _is_due(probe: tuple[Queue, Slot], when: float) -> bool:
-    condition = probe[1].condition
-    return condition is not None and condition.due == when
+    condition = probe[1].recent_failures
+    return condition is not None and condition.next_check_at == when
 
 
 def _compute_ejection_limit(queue: Queue) -> int:

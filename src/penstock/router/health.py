@@ -26,8 +26,8 @@ class SlotFailures:
     timeouts: int = 0  # in a row
     reason: str = ""
     ejected_at: float = 0.0
-    wait_s: float = 0.0  # between two probes
-    due: float = inf  # when to send the next probe, or to stop waiting for the answer to the last probe
+    probe_wait_s: float = 0.0  # between two probes
+    next_check_at: float = inf  # when to send the next probe, or to stop waiting for the answer to the last probe
     is_probing: bool = False
 
     def count_failure(self, rules: Health, message: str) -> bool:
@@ -44,8 +44,8 @@ class SlotFailures:
 
     def eject(self, rules: Health, now: float) -> None:
         self.ejected_at = now
-        self.wait_s = rules.eject_s
-        self.due = now + self.wait_s
+        self.probe_wait_s = rules.eject_s
+        self.next_check_at = now + self.probe_wait_s
 
     def start_probe(self, rules: Health, now: float) -> bool:
         """Return whether to send a probe now; if the last probe is unanswered, postpone the next and return False."""
@@ -53,13 +53,13 @@ class SlotFailures:
             self.postpone_probe(rules, now)
             return False
         self.is_probing = True
-        self.due = now + rules.eject_s
+        self.next_check_at = now + rules.eject_s
         return True
 
     def postpone_probe(self, rules: Health, now: float) -> None:
         self.is_probing = False
-        self.wait_s = min(2 * self.wait_s, MAX_WAIT_FACTOR * rules.eject_s)
-        self.due = now + self.wait_s
+        self.probe_wait_s = min(2 * self.probe_wait_s, MAX_WAIT_FACTOR * rules.eject_s)
+        self.next_check_at = now + self.probe_wait_s
 
 
 def compute_ejection_limit(slots: int) -> int:

@@ -37,7 +37,7 @@ class JobTable:
         self._deadlines = Deadlines[int](lambda job_id, when: job_id in self._jobs)
         self._queue_deadlines = Deadlines[int](self._has_queue_deadline)
         self._workers: set[bytes] = set()  # connected workers
-        self._unheld: dict[str, None] = {}  # blocks that had workers and have none now
+        self._blocks_without_workers: dict[str, None] = {}  # blocks that had workers and have none now
         self._changed_rules: dict[str, None] = {}  # blocks whose rules changed since the last tick
 
     def __len__(self) -> int:
@@ -45,14 +45,14 @@ class JobTable:
 
     # --- queries
 
-    def lengths(self) -> dict[str, tuple[int, int]]:
+    def count_jobs(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of waiting and of running jobs, by block."""
         return {
             block_id: (queue.length, sum(slot.in_flight for slot in queue.slots.values()))
             for block_id, queue in self._queues.items()
         }
 
-    def activities(self) -> dict[str, BlockActivity]:
+    def describe_activities(self) -> dict[str, BlockActivity]:
         return {
             block_id: BlockActivity(
                 queue.length + sum(slot.in_flight for slot in queue.slots.values()),
@@ -64,19 +64,19 @@ class JobTable:
             for block_id, queue in self._queues.items()
         }
 
-    def slot_states(self, block_id: str, now: float) -> list[SlotState]:
+    def list_slot_states(self, block_id: str, now: float) -> list[SlotState]:
         queue = self._queues.get(block_id)
-        return [slot.state_at(now) for slot in queue.slots.values()] if queue else []
+        return [slot.describe_at(now) for slot in queue.slots.values()] if queue else []
 
-    def owner(self, block_id: str, key: str) -> bytes | None:
+    def find_owner(self, block_id: str, key: str) -> bytes | None:
         """Return the worker that runs the jobs with this key or session id."""
         queue = self._queues.get(block_id)
-        slot = queue.key_owners.owner(key) if queue else None
+        slot = queue.key_owners.find_owner(key) if queue else None
         return slot.worker if slot else None
 
     # --- blocks
 
-    def declare(self, block_id: str, rules: BlockRules) -> None:
+    def declare_block(self, block_id: str, rules: BlockRules) -> None:
         """Create the block's queue, so that jobs may wait for its first worker, or change the rules of its queue.
 
         Jobs that can be sent under the new rules are sent by the next tick.
@@ -89,14 +89,14 @@ class JobTable:
                 queue.move(queue.drain_all())
             self._changed_rules[block_id] = None
 
-    def retire(self, blocks: Mapping[str, PenstockError]) -> list[Action]:
+    def retire_blocks(self, blocks: Mapping[str, PenstockError]) -> list[Action]:
         """Set the withdrawn blocks; the values are the errors for the jobs of each block.
 
         A block's waiting jobs run if a worker still has the block; otherwise these jobs fail.
         """
         actions: list[Action] = []
         for block_id, queue in self._queues.items():
-            queue.retired = blocks.get(block_id)
+            queue.retirement_error = blocks.get(block_id)
             actions += self._fail_stranded(queue)
         return actions
 
@@ -116,7 +116,7 @@ class JobTable:
         else:
             line = queue.line
             slot = None if line.length else queue.policy.choose(now)
-        job.submitted = now
+        job.submitted_at = now
         actions: list[Action] = []
         if slot is not None:
             actions.append(queue.assign(slot, job, now))
@@ -126,9 +126,9 @@ class JobTable:
             if queue.recalls is not None:
                 actions += queue.recall([job])
             if job.queue_deadline < inf:
-                self._queue_deadlines.watch(job.queue_deadline, job.job_id)
+                self._queue_deadlines.add(job.queue_deadline, job.job_id)
         self._jobs[job.job_id] = job
-        self._deadlines.watch(job.deadline, job.job_id)
+        self._deadlines.add(job.deadline, job.job_id)
         return actions
 
     def complete(
@@ -152,14 +152,14 @@ class JobTable:
             actions = self._ejections.record_failure(queue, slot, code, message, now) + self._fail_orphans(queue)
         else:
             actions = []
-            slot.measure(now - job.sent, now)
+            slot.record_latency(now - job.sent, now)
             slot.last_answer_at = now
-            if slot.condition is not None and not slot.is_ejected:
-                slot.condition = None
+            if slot.recent_failures is not None and not slot.is_ejected:
+                slot.recent_failures = None
         job.home = worker
         if queue.length:
             actions += queue.assign_waiting(slot, now)
-        elif not slot.is_listed or queue.policy.tracks_job_counts:
+        elif not slot.is_listed or queue.policy.is_tracking_job_counts:
             queue.update_policy(slot)
         return job, actions
 
@@ -194,8 +194,8 @@ class JobTable:
             if offer is not None and offer.credits:
                 if slot is None:
                     slot = queue.slots[worker] = Slot(worker, block_id, 0, offer.name or worker.hex())
-                queue.grant(slot, offer)
-                self._unheld.pop(block_id, None)
+                queue.add_credits(slot, offer)
+                self._blocks_without_workers.pop(block_id, None)
                 actions += queue.assign_waiting(slot, now)
             elif slot is not None and slot.credits:
                 actions += self._withdraw(queue, slot, (), now, queue.rules.max_waiting_s)
@@ -230,7 +230,7 @@ class JobTable:
             queue.update_policy(slot)
             queue.move([job], is_first=True)
             if job.queue_deadline < inf:
-                self._queue_deadlines.watch(job.queue_deadline, job.job_id)
+                self._queue_deadlines.add(job.queue_deadline, job.job_id)
             touched.setdefault(job.block_id, []).extend([slot, *list_awaited_slots([job])])
             actions.append(CountRetry(job, "recalled" if is_recalled else "handed_back"))
         for block_id, slots in touched.items():
@@ -238,7 +238,9 @@ class JobTable:
             actions += self._fail_orphans(queue) + queue.assign_all_waiting(slots, now) + self._fail_stranded(queue)
         return actions
 
-    def probed(self, worker: bytes, block_id: str, problem: str, now: float, is_idle: bool = False) -> list[Action]:
+    def receive_probe_result(
+        self, worker: bytes, block_id: str, problem: str, now: float, is_idle: bool = False
+    ) -> list[Action]:
         """Handle a worker's answer to a probe; an empty `problem` means that the block works.
 
         `is_idle`: the worker reports that it runs no job. If jobs of the block wait although the worker is idle, a
@@ -248,7 +250,7 @@ class JobTable:
         slot = queue.slots.get(worker) if queue else None
         if queue and slot and not problem and not (queue.length and is_idle):
             slot.last_answer_at = now
-        return self._ejections.probed(queue, worker, problem, now) if queue else []
+        return self._ejections.receive_probe_result(queue, worker, problem, now) if queue else []
 
     # --- time
 
@@ -261,7 +263,7 @@ class JobTable:
             where = "running" if job.slot else "waiting"
             slot = self._remove_job(job)
             if slot is not None:
-                slot.measure(now - job.sent, now)
+                slot.record_latency(now - job.sent, now)
                 freed.append(slot)
                 actions.append(CancelJob(slot.worker, job.job_id))
             actions.append(FailJob(job, DeadlineExceeded(f"the deadline passed while the request was {where}")))
@@ -276,7 +278,7 @@ class JobTable:
             queue = self._queues[self._changed_rules.popitem()[0]]
             actions += self._ejections.restore_excess(queue, now) + self._fail_orphans(queue)
             actions += queue.assign_all_waiting(queue.slots.values(), now)
-        for queue in [self._queues[block_id] for block_id in self._unheld]:
+        for queue in [self._queues[block_id] for block_id in self._blocks_without_workers]:
             if queue.length and now >= queue.waits_until:
                 actions += self._refuse_waiting(queue)
         return actions + self._ejections.tick(now)
@@ -291,7 +293,7 @@ class JobTable:
             queue.delay(job)
             return []
         self._remove_job(job)
-        message = f"no worker was free within the queue timeout ({now - job.submitted:.3f} s); try again later"
+        message = f"no worker was free within the queue timeout ({now - job.submitted_at:.3f} s); try again later"
         return [FailJob(job, QueueTimeout(message, block=job.block_id))]
 
     # --- internals
@@ -314,10 +316,10 @@ class JobTable:
         If the block has no other slot, the jobs wait at most `wait_s` for a new slot.
         """
         waiting = queue.drain(slot.line)
-        queue.withdraw(slot)
+        queue.remove_slot(slot)
         if not queue.has_slots:
             queue.waits_until = min(queue.waits_until, now + wait_s)
-            self._unheld[slot.block_id] = None
+            self._blocks_without_workers[slot.block_id] = None
         actions = self._ejections.restore_excess(queue, now)
         queue.move(waiting)
         actions += [self._requeue_or_fail(queue, job) for job in reversed(lost)]
@@ -326,18 +328,18 @@ class JobTable:
         return actions + queue.recall(lost)
 
     def _fail_orphans(self, queue: Queue) -> list[Action]:
-        homeless, queue.homeless = queue.homeless, []
+        homeless, queue.jobs_without_worker = queue.jobs_without_worker, []
         for job in homeless:
             del self._jobs[job.job_id]
         return [FailJob(job, _create_lost_session_error()) for job in homeless]
 
     def _fail_stranded(self, queue: Queue) -> list[Action]:
-        if queue.retired is None or not queue.is_stranded:
+        if queue.retirement_error is None or not queue.is_stranded:
             return []
         stranded = queue.drain_all()
         for job in stranded:
             del self._jobs[job.job_id]
-        return [FailJob(job, copy(queue.retired)) for job in stranded]
+        return [FailJob(job, copy(queue.retirement_error)) for job in stranded]
 
     def _refuse_waiting(self, queue: Queue) -> list[Action]:
         """Fail the waiting jobs of a block that no worker has; a job that ran on a lost worker may have completed."""

@@ -15,7 +15,7 @@ from penstock.router.policies.policy import RandomNumber, make_policy
 from penstock.router.slots import Job, Line, Offer, Slot
 
 MAX_RECALLS = 3  # of one job
-_get_order = attrgetter("rank", "submitted")  # jobs with lower values leave their lines first
+_get_order = attrgetter("rank", "submitted_at")  # jobs with lower values leave their lines first
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class BlockRules:
     max_waiting_s: float = Residence().max_waiting_s
 
     @classmethod
-    def of(cls, settings: BlockSettings, routing: Routing | None = None) -> "BlockRules":
+    def from_settings(cls, settings: BlockSettings, routing: Routing | None = None) -> "BlockRules":
         """Return the rules in a block's settings; `routing` replaces `settings.routing` unless `routing` is None."""
         return cls(
             settings.batching.max_queue,
@@ -50,7 +50,7 @@ class Recalls:
 
     def __init__(self) -> None:
         self._sent: defaultdict[int, dict[int, Job]] = defaultdict(dict)  # by level, in the order of sending
-        self._asked: set[int] = set()  # recalled jobs that their workers still have
+        self._recalled_ids: set[int] = set()  # recalled jobs that their workers still have
 
     def add_sent(self, job: Job) -> None:
         if not job.session and job.recalls < MAX_RECALLS:
@@ -59,29 +59,29 @@ class Recalls:
     def forget(self, job: Job) -> bool:
         """Forget a job that is no longer on its worker; return whether the job had been recalled."""
         self._sent[job.priority].pop(job.job_id, None)
-        was_asked = job.job_id in self._asked
-        self._asked.discard(job.job_id)
+        was_asked = job.job_id in self._recalled_ids
+        self._recalled_ids.discard(job.job_id)
         return was_asked
 
-    def choose(self, waiting: Job) -> RecallJob | None:
+    def choose(self, waiting_job: Job) -> RecallJob | None:
         """Return the recall in favour of this waiting job, or None if no job of a lower level can be recalled."""
-        if waiting.line is None or waiting.is_delayed:
+        if waiting_job.line is None or waiting_job.is_delayed:
             return None
-        found = self._find_last_below(waiting.priority, waiting.line.slot)
+        found = self._find_last_below(waiting_job.priority, waiting_job.line.slot)
         if found is None or found.slot is None:
             return None
         del self._sent[found.priority][found.job_id]
-        self._asked.add(found.job_id)
+        self._recalled_ids.add(found.job_id)
         found.recalls += 1
         return RecallJob(found.slot.worker, found.job_id)
 
-    def _find_last_below(self, level: int, only: Slot | None) -> Job | None:
-        """Return the last sent job of the lowest level below `level`; if `only` is given, only jobs on this slot."""
+    def _find_last_below(self, level: int, only_slot: Slot | None) -> Job | None:
+        """Return the last sent job of the lowest level below `level`, of the jobs on `only_slot` if it is given."""
         for lower in sorted(self._sent, reverse=True):
             if lower <= level:
                 return None
             for job in reversed(self._sent[lower].values()):
-                if job.slot is only if only is not None else job.slot is not None and job.slot.may_take:
+                if job.slot is only_slot if only_slot is not None else job.slot is not None and job.slot.may_take_jobs:
                     return job
         return None
 
@@ -103,17 +103,19 @@ class Queue:
         self.key_owners = KeyOwners()  # maps keys to the slots that are not ejected
         self.ejected: dict[bytes, Slot] = {}  # in the order of ejection
         self.line = Line()  # jobs that any slot may take
-        self.unassigned = Line()  # jobs with a key or session, while the block has no slot
-        self.homeless: list[Job] = []  # jobs whose only possible worker is gone; the job table fails them
+        self.line_without_slots = Line()  # jobs with a key or session, while the block has no slot
+        self.jobs_without_worker: list[Job] = []  # jobs whose only possible worker is gone; the job table fails them
         self.unanswered = 0  # jobs that left without an answer: timed out or cancelled
-        self.retired: PenstockError | None = None  # error for the jobs of a withdrawn block when no slot is left
+        self.retirement_error: PenstockError | None = (
+            None  # error for the jobs of a withdrawn block when no slot is left
+        )
         self.waits_until = inf  # while no worker has the block: when jobs stop waiting for a worker
         self.length = 0  # jobs in all lines together
         self._levels: defaultdict[int, int] = defaultdict(int)  # waiting jobs by level
 
     # --- slots
 
-    def grant(self, slot: Slot, offer: Offer) -> None:
+    def add_credits(self, slot: Slot, offer: Offer) -> None:
         weight = offer.weight if offer.weight > 0 else 1.0
         if (slot.weight, slot.distance) != (weight, offer.distance):
             self._remove_slot(slot)
@@ -124,13 +126,13 @@ class Queue:
             self._add_key_owner(slot)
         self.update_policy(slot)
 
-    def withdraw(self, slot: Slot) -> None:
+    def remove_slot(self, slot: Slot) -> None:
         self._remove_slot(slot)
         self.key_owners.remove(slot)
         self.ejected.pop(slot.worker, None)
         slot.credits = 0
         slot.is_ejected = False
-        slot.condition = None
+        slot.recent_failures = None
 
     def eject(self, slot: Slot) -> None:
         slot.is_ejected = True
@@ -141,7 +143,7 @@ class Queue:
     def restore(self, slot: Slot) -> None:
         del self.ejected[slot.worker]
         slot.is_ejected = False
-        slot.condition = None
+        slot.recent_failures = None
         self._add_key_owner(slot)
         self.update_policy(slot)
 
@@ -176,8 +178,8 @@ class Queue:
         if slot.is_listed:
             if slot.in_flight >= slot.credits:
                 self._remove_slot(slot)
-            elif self.policy.tracks_job_counts:
-                self.policy.job_count_changed(slot)
+            elif self.policy.is_tracking_job_counts:
+                self.policy.update_job_count(slot)
         return SendJob(slot.worker, job)
 
     def release(self, slot: Slot, job: Job) -> None:
@@ -202,7 +204,9 @@ class Queue:
         actions: list[Action] = []
         while self.length and slot.in_flight < slot.credits and not slot.is_ejected:
             line = self.line
-            if slot.line.length and not (line.length and _get_order(line.first()) < _get_order(slot.line.first())):
+            if slot.line.length and not (
+                line.length and _get_order(line.peek_first()) < _get_order(slot.line.peek_first())
+            ):
                 line = slot.line
             if not line.length:
                 break
@@ -224,8 +228,8 @@ class Queue:
         elif not slot.is_listed:
             slot.is_listed = True
             self.policy.add(slot)
-        elif self.policy.tracks_job_counts:
-            self.policy.job_count_changed(slot)
+        elif self.policy.is_tracking_job_counts:
+            self.policy.update_job_count(slot)
 
     # --- waiting
 
@@ -245,7 +249,7 @@ class Queue:
             return self.line, None if self.line.length else self.policy.choose(now)
         slot = self._find_home(job, key)
         if slot is None:
-            return self.unassigned, None
+            return self.line_without_slots, None
         return slot.line, slot if slot.is_listed and not slot.line.length else None
 
     def has_lost_home(self, job: Job) -> bool:
@@ -255,7 +259,7 @@ class Queue:
     @property
     def is_stranded(self) -> bool:
         """Return whether the block is withdrawn and no slot can run the block's jobs."""
-        return self.retired is not None and not self.has_slots
+        return self.retirement_error is not None and not self.has_slots
 
     @property
     def has_slots(self) -> bool:
@@ -264,8 +268,8 @@ class Queue:
 
     def check_room(self, job: Job, now: float) -> None:
         """Raise QueueFull if the job may not wait, or another error if no slot will run the job soon."""
-        if self.retired is not None and self.is_stranded:
-            raise copy(self.retired)
+        if self.retirement_error is not None and self.is_stranded:
+            raise copy(self.retirement_error)
         if now >= self.waits_until:
             raise create_no_worker_error(job)
         if self.length >= self.rules.max_queue:
@@ -290,7 +294,7 @@ class Queue:
         """Queue each job in the line to which its key or session now belongs; at the front if `is_first`."""
         for job in jobs:
             if self.has_lost_home(job):
-                self.homeless.append(job)
+                self.jobs_without_worker.append(job)
             else:
                 self.add_waiting(self._find_line(job), job, is_first)
 
@@ -318,7 +322,7 @@ class Queue:
 
     def drain_all(self) -> list[Job]:
         """Remove all waiting jobs and return them, the oldest first."""
-        return self._drain_lines([self.line, self.unassigned, *(slot.line for slot in self.slots.values())])
+        return self._drain_lines([self.line, self.line_without_slots, *(slot.line for slot in self.slots.values())])
 
     # --- internals
 
@@ -326,7 +330,7 @@ class Queue:
         """Make the slot own a part of the keys, and move the waiting jobs with these keys to the slot's line."""
         self.key_owners.add(slot)
         if self.length > self.line.length:
-            self.move(self._drain_lines([self.unassigned, *(other.line for other in self.slots.values())]))
+            self.move(self._drain_lines([self.line_without_slots, *(other.line for other in self.slots.values())]))
 
     def _remove_slot(self, slot: Slot) -> None:
         if slot.is_listed:
@@ -334,7 +338,7 @@ class Queue:
             self.policy.remove(slot)
 
     def _drain_lines(self, lines: Iterable[Line]) -> list[Job]:
-        return sorted((job for line in lines for job in self.drain(line)), key=attrgetter("submitted"))
+        return sorted((job for line in lines for job in self.drain(line)), key=attrgetter("submitted_at"))
 
     def _pop_from(self, line: Line) -> Job:
         job = line.pop()
@@ -349,14 +353,14 @@ class Queue:
     def _find_home(self, job: Job, key: str) -> Slot | None:
         """Return the slot that ran the job's session before, even if a newer slot now owns the key."""
         slot = self.slots.get(job.home)
-        return slot if slot is not None and slot in self.key_owners else self.key_owners.owner(key)
+        return slot if slot is not None and slot in self.key_owners else self.key_owners.find_owner(key)
 
     def _find_line(self, job: Job) -> Line:
         key = self._find_key(job)
         if not key:
             return self.line
         slot = self._find_home(job, key)
-        return self.unassigned if slot is None else slot.line
+        return self.line_without_slots if slot is None else slot.line
 
 
 def create_no_worker_error(job: Job) -> ModelNotReady:

@@ -37,7 +37,7 @@ class Job:
     slot: "Slot | None" = None  # the slot that runs it
     line: "Line | None" = None  # the line in which it waits
     rank: int = 0  # its rank in `line`
-    submitted: float = 0.0
+    submitted_at: float = 0.0
     sent: float = 0.0
 
     def apply_controls(self, controls: Controls, settings: BlockSettings, now: float) -> None:
@@ -85,7 +85,7 @@ class Line:
         self.length += 1
         self.entries += 1
 
-    def first(self) -> Job:
+    def peek_first(self) -> Job:
         assert self.length, "the line is empty"
         while True:
             rank = (self._open & -self._open).bit_length() - 1
@@ -99,7 +99,7 @@ class Line:
             self._open ^= 1 << rank
 
     def pop(self) -> Job:
-        job = self.first()
+        job = self.peek_first()
         self._ranks[job.rank].popleft()
         self.entries -= 1
         self.length -= 1
@@ -148,9 +148,9 @@ class Slot:
     line: Line = field(init=False)  # jobs that only this slot may take
     is_listed: bool = False  # True while the policy may choose it: it has a credit and is not ejected
     is_ejected: bool = False
-    condition: SlotFailures | None = None  # its recent failures, if any
+    recent_failures: SlotFailures | None = None  # its recent failures, if any
     latency_s: float = 0.0  # rises to a peak at once and decays over MEMORY_S; 0: not measured
-    measured: float = 0.0  # when `latency_s` was set
+    measured_at: float = 0.0  # when `latency_s` was set
     last_answer_at: float = 0.0  # when it last answered a job, with success or failure; 0: never
     # State that belongs to the policy.
     position: int = -1
@@ -161,20 +161,20 @@ class Slot:
         self.line = Line(self)
 
     @property
-    def may_take(self) -> bool:
+    def may_take_jobs(self) -> bool:
         """Return whether the slot may run another job as soon as one of its credits is free."""
         return self.credits > 0 and not self.is_ejected
 
-    def measure(self, took_s: float, now: float) -> None:
+    def record_latency(self, took_s: float, now: float) -> None:
         """Update the slot's latency, a decaying peak, with the time that a job took."""
         latency_s = self.latency_s
         if took_s < latency_s:
-            took_s += (latency_s - took_s) * exp((self.measured - now) / LATENCY_DECAY_S)
+            took_s += (latency_s - took_s) * exp((self.measured_at - now) / LATENCY_DECAY_S)
         self.latency_s = took_s
-        self.measured = now
+        self.measured_at = now
 
-    def state_at(self, now: float) -> "SlotState":
-        condition = self.condition if self.is_ejected else None
+    def describe_at(self, now: float) -> "SlotState":
+        condition = self.recent_failures if self.is_ejected else None
         return SlotState(
             self.worker,
             self.name,
@@ -187,7 +187,7 @@ class Slot:
             "healthy" if condition is None else "ejected",
             "" if condition is None else condition.reason,
             0.0 if condition is None else now - condition.ejected_at,
-            0.0 if condition is None else max(0.0, condition.due - now),
+            0.0 if condition is None else max(0.0, condition.next_check_at - now),
         )
 
 
@@ -222,7 +222,7 @@ class SlotState:
 class BlockActivity(NamedTuple):
     """A snapshot of a block's requests, from which readiness is decided."""
 
-    in_hand: int  # number of requests that wait or run
+    unfinished: int  # number of requests that wait or run
     waiting: int
     unanswered: int  # total of requests that left without an answer: timed out or cancelled
     last_answer_at: float  # when a worker last answered a request of the block; 0: never

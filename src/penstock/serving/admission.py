@@ -13,7 +13,7 @@ class Admission(Transit):
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
-        self._shares: dict[str, list[int]] = {}  # requests and bytes in flight, by client address
+        self._client_shares: dict[str, list[int]] = {}  # requests and bytes in flight, by client address
         self._most_requests = ceil(limits.client_share * limits.max_inflight_requests)
         # A client may always send one request of the largest size.
         self._most_bytes = max(int(limits.client_share * limits.max_inflight_bytes), limits.max_message_bytes)
@@ -34,9 +34,9 @@ class Admission(Transit):
             raise Overloaded(f"{self.inflight_requests} requests are already in flight; try again later")
         if self.inflight_bytes + size > limits.max_inflight_bytes:
             raise Overloaded(f"{self.inflight_bytes} bytes of requests are already in flight; try again later")
-        share = self._shares.get(request.client)
+        share = self._client_shares.get(request.client)
         if share is None:
-            share = self._shares[request.client] = [0, 0]
+            share = self._client_shares[request.client] = [0, 0]
         elif share[0] >= self._most_requests or share[1] + size > self._most_bytes:
             raise Overloaded(
                 f"{share[0]} requests with {share[1]} bytes from your address are already in flight, the limit for one "
@@ -63,8 +63,8 @@ class Admission(Transit):
     def release(self, request: InferRequest) -> None:
         self.inflight_requests -= 1
         self.inflight_bytes -= request.size_bytes
-        share = self._shares[request.client]
+        share = self._client_shares[request.client]
         share[0] -= 1
         share[1] -= request.size_bytes
         if not share[0]:
-            del self._shares[request.client]
+            del self._client_shares[request.client]

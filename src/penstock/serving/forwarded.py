@@ -38,13 +38,13 @@ class ForwardedRequests:
                         plan.block, request, deadline, serving.dispatcher.run, membership
                     )
                 except ModelNotReady as error:
-                    plan, _ = self._plan(request, serving.resolver.choose_again(request, plan.block, error))
+                    plan, _ = self._plan(request, serving.resolver.choose_replacement(request, plan.block, error))
 
     async def transfer_out(self, block_id: str, session_id: str, membership: int) -> "pb.SessionState | None":
         return await self._serving.sessions.transfer_out(block_id, session_id, membership)
 
     def transfer_in(self, block_id: str, session_id: str, state: "pb.SessionState") -> None:
-        block = next((each for each in self._serving.resolver.blocks() if each.block_id == block_id), None)
+        block = next((each for each in self._serving.resolver.list_blocks() if each.block_id == block_id), None)
         if block is None or self._serving.admission.is_draining:
             raise Draining(
                 "this gateway cannot take over the session: it does not serve the session's block, or is shutting down"
@@ -63,7 +63,7 @@ class ForwardedRequests:
 
     def _plan(self, request: InferRequest, block: BlockDescription) -> tuple[Plan, float]:
         """Return the block's plan and the request's deadline."""
-        plan = self._serving.plans.plan_of(block)
+        plan = self._serving.plans.find_plan(block)
         deadline = now() + plan.read_controls(request)
         if plan.watch is not None:
             plan.watch.end_request(request)  # the gateway that received the request counts its outcome

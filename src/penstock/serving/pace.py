@@ -19,24 +19,24 @@ class TokenTimeHistograms:
 class StreamTimer:
     """Measures the token times of one request."""
 
-    __slots__ = ("_last", "_paces", "_start")
+    __slots__ = ("_histograms", "_last_at", "_start")
 
-    def __init__(self, paces: TokenTimeHistograms, start: float) -> None:
-        self._paces = paces
+    def __init__(self, histograms: TokenTimeHistograms, start: float) -> None:
+        self._histograms = histograms
         self._start = start
-        self._last = 0.0  # when the previous tokens came; 0: no tokens came yet
+        self._last_at = 0.0  # when the previous tokens came; 0: no tokens came yet
 
     def observe_answer(self, response: InferResponse, now: float) -> None:
         tokens = response.parameters.get(TOKENS)
         if not isinstance(tokens, int) or tokens <= 0:
             return
-        if self._last:
+        if self._last_at:
             # The choices of a request are generated in parallel, so the time is divided by the tokens of one choice.
             tokens_per_choice = max(1.0, tokens / _count_choices(response))
-            self._paces.between.observe((now - self._last) / tokens_per_choice, tokens)
+            self._histograms.between.observe((now - self._last_at) / tokens_per_choice, tokens)
         elif not (response.is_final and _is_unstreamed(response)):
-            self._paces.first.observe(now - self._start)
-        self._last = now
+            self._histograms.first.observe(now - self._start)
+        self._last_at = now
 
 
 def _count_choices(response: InferResponse) -> int:

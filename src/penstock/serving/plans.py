@@ -28,9 +28,11 @@ class BlockMetrics:
         self._request_seconds = tallies.histogram(metrics.request_seconds.labels(*labels))
         self._admit_seconds = tallies.histogram(metrics.admit_seconds.labels(*labels))
         self._reply_seconds = tallies.histogram(metrics.reply_seconds.labels(*labels))
-        self.paces = TokenTimeHistograms(metrics, block, tallies) if block.settings.task == GENERATE else None
+        self.token_times = TokenTimeHistograms(metrics, block, tallies) if block.settings.task == GENERATE else None
 
-    def answered(self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse) -> None:
+    def count_answer(
+        self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse
+    ) -> None:
         timing = response.timing
         on_worker = (timing.queue_ns + timing.batch_ns + timing.compute_ns + timing.finish_ns) / 1e9
         transport_s = end - routed - on_worker
@@ -56,8 +58,8 @@ class Plan:
         self.is_cached = settings.cache.enabled
         self.is_decoupled = settings.is_decoupled
         self.may_stream = settings.may_stream
-        self.answered = metrics.answered
-        self.paces = metrics.paces  # None if the block generates no text
+        self.count_answer = metrics.count_answer
+        self.token_times = metrics.token_times  # None if the block generates no text
 
     def read_controls(self, request: InferRequest) -> float:
         """Set the request's controls from its parameters; return its timeout in seconds.
@@ -75,7 +77,7 @@ class Plan:
             return timeout_s
         controls = request.controls = self._controls.read(parameters)
         if controls.session is not None:
-            controls.session.session_id = request.principal.session_id(controls.session.session_id)
+            controls.session.session_id = request.principal.prefix_session_id(controls.session.session_id)
         asked = parameters.get(TIMEOUT)
         if isinstance(asked, int) and asked > 0 and not self._controls.may_override_timeout(controls):
             return min(timeout_s, asked / 1e6)
@@ -96,8 +98,8 @@ class WatchedPlan(Plan):
         super().__init__(block, routing, metrics)
         self.watch: BlockWatch = watch
         self._on_answered = on_answered
-        self._count = metrics.answered
-        self.answered = self._count_answer
+        self._count = metrics.count_answer
+        self.count_answer = self._count_answer
 
     def read_controls(self, request: InferRequest) -> float:
         timeout_s = super().read_controls(request)
@@ -121,16 +123,16 @@ class Plans:
         self.watches = BlockWatches()
         self.on_answered: OnAnswered = lambda request, response: None  # called with each answer of a route's block
         self._plans: dict[str, Plan] = {}
-        self._by_block: dict[str, BlockMetrics] = {}
+        self._metrics_by_block: dict[str, BlockMetrics] = {}
         self.tallies = Tallies()
 
-    def plan_of(self, block: BlockDescription) -> Plan:
+    def find_plan(self, block: BlockDescription) -> Plan:
         plan = self._plans.get(block.block_id)
         if plan is None or plan.block is not block:
             plan = self._make_plan(block)
         return plan
 
-    def routing_changed(self) -> None:
+    def drop_plans(self) -> None:
         for plan in list(self._plans.values()):
             if self._routing(plan.block) != plan.routing:
                 self._make_plan(plan.block)
@@ -143,9 +145,9 @@ class Plans:
                     self._make_plan(plan.block)
 
     def _make_plan(self, block: BlockDescription) -> Plan:
-        metrics = self._by_block.get(block.block_id)
+        metrics = self._metrics_by_block.get(block.block_id)
         if metrics is None:
-            metrics = self._by_block[block.block_id] = BlockMetrics(self._metrics, block, self.tallies)
+            metrics = self._metrics_by_block[block.block_id] = BlockMetrics(self._metrics, block, self.tallies)
         watch = self.watches.of(block.block_id)
         routing = self._routing(block)
         if watch is None:

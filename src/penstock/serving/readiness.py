@@ -26,8 +26,8 @@ class _Watch:
     updated_at: float
     last_answer_at: float
     unanswered: int  # the block's total at `last_answer_at`
-    stuck_s: float = 0.0  # time since `last_answer_at` in which requests waited or ran
-    idle_s: float = 0.0
+    stuck_for_s: float = 0.0  # time since `last_answer_at` in which requests waited or ran
+    idle_for_s: float = 0.0
     slowest_s: float = 0.0
     next_probe: float = 0.0
     is_stuck: bool = False
@@ -60,47 +60,51 @@ class Readiness:
         watch = self._watches.get(block_id)
         return watch is not None and watch.is_stuck
 
-    def problem(self, views: Iterable[BlockView], held: Collection[str]) -> str:
-        """Return why the gateway is not ready, or an empty string. `held` are the blocks that its workers offer."""
+    def find_problem(self, views: Iterable[BlockView], held_blocks: Collection[str]) -> str:
+        """Return why the gateway is not ready, or an empty string. `held_blocks`: the blocks that workers offer."""
         wanted = [view for view in views if view.state is not BlockState.UNLOADED]
         if not self._has_settled:
-            awaited = [view for view in wanted if not _is_settled(view, held)]
+            awaited = [view for view in wanted if not _is_settled(view, held_blocks)]
             if awaited:
                 is_elsewhere = awaited[0].state in SERVABLE
                 return f"{_describe(awaited[0])} " + (
                     "has no worker at this gateway yet" if is_elsewhere else "is being loaded"
                 )
             self._has_settled = True
-        serving = {view.model for view in wanted if view.block_id in held}
+        serving = {view.model for view in wanted if view.block_id in held_blocks}
         for view in wanted:
             is_replaced = view.state is BlockState.FAILED and view.model in serving  # another version answers
-            if view.has_served and view.block_id not in held and not is_replaced:
+            if view.has_served and view.block_id not in held_blocks and not is_replaced:
                 return f"{_describe(view)} has no worker"
-            if view.block_id in held and self.is_stuck(view.block_id):
-                stuck_s = self._watches[view.block_id].stuck_s
+            if view.block_id in held_blocks and self.is_stuck(view.block_id):
+                stuck_s = self._watches[view.block_id].stuck_for_s
                 return f"{_describe(view)} has not answered any request for {stuck_s:.0f} s"
         has_failed = any(view.state is BlockState.FAILED for view in wanted)
         return "no model could be loaded" if has_failed and not serving else ""
 
-    def _update_watch(self, watch: _Watch, seen: BlockActivity, now: float) -> bool:
+    def _update_watch(self, watch: _Watch, activity: BlockActivity, now: float) -> bool:
         """Update a block's progress, and return whether the block may be stuck."""
         passed_s, watch.updated_at = now - watch.updated_at, now
-        if seen.last_answer_at > watch.last_answer_at:
-            if seen.unanswered == watch.unanswered:  # otherwise the latency includes requests that timed out
-                watch.slowest_s = max(watch.slowest_s, seen.latency_s)
-            watch.last_answer_at, watch.unanswered, watch.stuck_s = seen.last_answer_at, seen.unanswered, 0.0
-        elif seen.in_hand:
-            watch.stuck_s += passed_s
-            watch.idle_s = 0.0
+        if activity.last_answer_at > watch.last_answer_at:
+            if activity.unanswered == watch.unanswered:  # otherwise the latency includes requests that timed out
+                watch.slowest_s = max(watch.slowest_s, activity.latency_s)
+            watch.last_answer_at, watch.unanswered, watch.stuck_for_s = (
+                activity.last_answer_at,
+                activity.unanswered,
+                0.0,
+            )
+        elif activity.unfinished:
+            watch.stuck_for_s += passed_s
+            watch.idle_for_s = 0.0
         else:
-            watch.idle_s += passed_s
-            if watch.idle_s >= RECOVERY_S:
-                watch.stuck_s, watch.unanswered = 0.0, seen.unanswered
+            watch.idle_for_s += passed_s
+            if watch.idle_for_s >= RECOVERY_S:
+                watch.stuck_for_s, watch.unanswered = 0.0, activity.unanswered
         # A single long request with none behind it does not make a block suspect.
-        is_missed = seen.waiting > 0 or seen.unanswered > watch.unanswered
+        is_missed = activity.waiting > 0 or activity.unanswered > watch.unanswered
         limit_s = max(MIN_UNANSWERED_S, SLOWEST_FACTOR * watch.slowest_s)
-        is_suspect = is_missed and watch.stuck_s >= limit_s
-        watch.is_stuck = is_suspect and watch.stuck_s >= limit_s + PROBE_S
+        is_suspect = is_missed and watch.stuck_for_s >= limit_s
+        watch.is_stuck = is_suspect and watch.stuck_for_s >= limit_s + PROBE_S
         return is_suspect
 
 
@@ -112,8 +116,8 @@ def describe_ready(views: Iterable[BlockView]) -> str:
     return "all models are loaded" if wanted else "no models are deployed"
 
 
-def _is_settled(view: BlockView, held: Collection[str]) -> bool:
-    is_there = view.state in SERVABLE and view.block_id in held
+def _is_settled(view: BlockView, held_blocks: Collection[str]) -> bool:
+    is_there = view.state in SERVABLE and view.block_id in held_blocks
     return is_there or view.is_new or view.state is BlockState.FAILED
 
 

@@ -27,33 +27,35 @@ class Resolver:
         self.revision = 0  # rises when blocks or their states change
         self.has_cluster_state = False  # True once the manager has sent its list of blocks
         self._views: dict[str, BlockView] = {}
-        self._known: dict[str, BlockDescription] = {}
-        self.held: set[str] = set()  # blocks that a worker offers to this gateway
-        self._retired: dict[str, PenstockError] = {}
+        self._descriptions: dict[str, BlockDescription] = {}
+        self.held_block_ids: set[str] = set()  # blocks that a worker offers to this gateway
+        self._retirement_errors: dict[str, PenstockError] = {}
         # Blocks by (name, version). The version is empty for a block id, and for a name without a version.
-        self._plain: dict[tuple[str, str], BlockDescription] = {}  # ignoring routes
-        self._table: dict[tuple[str, str], BlockDescription] = {}  # with routes; a split name gives its primary block
-        self._whole: dict[tuple[str, str], BlockDescription] = {}  # with routes, without split names
+        self._unrouted_blocks: dict[tuple[str, str], BlockDescription] = {}  # ignoring routes
+        self._blocks_by_name: dict[
+            tuple[str, str], BlockDescription
+        ] = {}  # with routes; a split name gives its primary block
+        self._unsplit_blocks: dict[tuple[str, str], BlockDescription] = {}  # with routes, without split names
         self._draw = draw
         self._routes: dict[str, NameRoute] = {}
         self._splits: dict[str, Split] = {}
 
-    def cluster_changed(self, views: Sequence[BlockView]) -> dict[str, PenstockError]:
+    def set_views(self, views: Sequence[BlockView]) -> dict[str, PenstockError]:
         """Set the manager's list of blocks; return the withdrawn blocks, each with the error for its requests."""
         self.has_cluster_state = True
         self._views = {view.block_id: view for view in views}
         return self._rebuild_tables()
 
-    def routes_changed(self, routes: Iterable[NameRoute]) -> None:
+    def set_routes(self, routes: Iterable[NameRoute]) -> None:
         self._routes = {route.name: route for route in routes}
         self._apply_routes()
 
-    def workers_changed(self, held: Mapping[str, BlockDescription]) -> dict[str, PenstockError]:
-        self.held = set(held)
-        for block_id, block in held.items():
+    def set_held_blocks(self, held_blocks: Mapping[str, BlockDescription]) -> dict[str, PenstockError]:
+        self.held_block_ids = set(held_blocks)
+        for block_id, block in held_blocks.items():
             # An unchanged block stays the same object: other parts keep data per object.
-            if self._known.get(block_id) != block:
-                self._known[block_id] = block
+            if self._descriptions.get(block_id) != block:
+                self._descriptions[block_id] = block
         return self._rebuild_tables()
 
     def resolve(self, model: str, version: str, principal: Principal = ANYBODY) -> BlockDescription:
@@ -62,7 +64,7 @@ class Resolver:
         The block may be dormant, so that its worker loads it on demand. `is_described` is False for a block that was
         never loaded.
         """
-        block = self._table.get((model, version))
+        block = self._blocks_by_name.get((model, version))
         if block is None:
             raise self._explain_unresolved(model, version, principal)
         if principal.is_restricted:
@@ -71,7 +73,7 @@ class Resolver:
 
     def choose(self, request: InferRequest) -> BlockDescription:
         """Return the block that runs this request. Unlike `resolve`, divide a split name's requests by weight."""
-        block = self._whole.get((request.model, request.version))
+        block = self._unsplit_blocks.get((request.model, request.version))
         if block is None:
             split = None if request.version else self._splits.get(request.model)
             if split is None or split.primary is None:
@@ -81,7 +83,7 @@ class Resolver:
             self._check_callable(request.principal, request.model, request.version, block)
         return block
 
-    def choose_again(
+    def choose_replacement(
         self, request: InferRequest, withdrawn: BlockDescription, error: ModelNotReady
     ) -> BlockDescription:
         """Return the block that replaced a withdrawn block, for a request that failed with this error.
@@ -98,22 +100,22 @@ class Resolver:
     def find_split(self, name: str) -> Split | None:
         return self._splits.get(name)
 
-    def block(self, block_id: str) -> BlockDescription | None:
+    def find_block(self, block_id: str) -> BlockDescription | None:
         """Return the block with this id, or None if it cannot be called."""
-        return self._table.get((block_id, ""))
+        return self._blocks_by_name.get((block_id, ""))
 
-    def successor(self, block_id: str) -> BlockDescription | None:
+    def find_successor(self, block_id: str) -> BlockDescription | None:
         """Return the block that now serves the model name of a withdrawn block, or None if no block does."""
         view = self._views.get(block_id)
-        return None if view is None else self._table.get((view.model, ""))
+        return None if view is None else self._blocks_by_name.get((view.model, ""))
 
     def is_current(self, block: BlockDescription) -> bool:
         """Return whether this description of the block is still current."""
-        return self._known.get(block.block_id) is block
+        return self._descriptions.get(block.block_id) is block
 
     def is_ready(self, model: str, version: str = "") -> bool:
-        block = self._table.get((model, version))
-        return block is not None and block.block_id in self.held
+        block = self._blocks_by_name.get((model, version))
+        return block is not None and block.block_id in self.held_block_ids
 
     def may_change(self, principal: Principal, model: str) -> bool:
         """Return whether the principal may call every block of the model, and so may change the model."""
@@ -123,74 +125,74 @@ class Resolver:
     def has_caught_up(self) -> bool:
         """Return whether the manager's list has arrived, and workers hold every block that is servable in the list."""
         return self.has_cluster_state and all(
-            view.block_id in self.held for view in self._views.values() if view.state in SERVABLE
+            view.block_id in self.held_block_ids for view in self._views.values() if view.state in SERVABLE
         )
 
-    def views(self, principal: Principal = ANYBODY) -> list[BlockView]:
+    def list_views(self, principal: Principal = ANYBODY) -> list[BlockView]:
         return [view for view in self._views.values() if principal.may_use(view.model, view.block_id)]
 
-    def blocks(self, principal: Principal = ANYBODY) -> list[BlockDescription]:
+    def list_blocks(self, principal: Principal = ANYBODY) -> list[BlockDescription]:
         """Return the blocks that the principal may call, each once."""
-        found = {block.block_id: block for block in self._table.values()}
+        found = {block.block_id: block for block in self._blocks_by_name.values()}
         return [block for block in found.values() if principal.may_use(block.model, block.block_id)]
 
-    def versions(self, model: str, principal: Principal = ANYBODY) -> list[str]:
-        found = [block for (name, version), block in self._table.items() if name == model and version]
+    def list_versions(self, model: str, principal: Principal = ANYBODY) -> list[str]:
+        found = [block for (name, version), block in self._blocks_by_name.items() if name == model and version]
         return sorted({block.version for block in found if principal.may_use(model, block.block_id)}, key=int)
 
     def _rebuild_tables(self) -> dict[str, PenstockError]:
         self.revision += 1
-        self._plain = {}
-        for block in sorted(self._known.values(), key=lambda known: int(known.version)):
+        self._unrouted_blocks = {}
+        for block in sorted(self._descriptions.values(), key=lambda known: int(known.version)):
             view = self._views.get(block.block_id)
             if self._is_served(block.block_id, view):
-                self._plain[block.block_id, ""] = self._plain[block.model, block.version] = block
+                self._unrouted_blocks[block.block_id, ""] = self._unrouted_blocks[block.model, block.version] = block
                 continue
             why = f"model '{block.model}' version {block.version} is {_describe_state(view)}"
-            self._retired[block.block_id] = ModelNotReady(why, reason=WITHDRAWN)
-            if block.block_id not in self.held:
-                del self._known[block.block_id]
+            self._retirement_errors[block.block_id] = ModelNotReady(why, reason=WITHDRAWN)
+            if block.block_id not in self.held_block_ids:
+                del self._descriptions[block.block_id]
         wanted = {view.model for view in self._views.values() if view.state is not BlockState.UNLOADED}
-        for block in sorted(self._known.values(), key=self._sort_key):
+        for block in sorted(self._descriptions.values(), key=self._sort_key):
             if block.model in wanted or not self._views:
-                self._plain[block.model, ""] = block
-        for block in self._plain.values():
-            self._retired.pop(block.block_id, None)
+                self._unrouted_blocks[block.model, ""] = block
+        for block in self._unrouted_blocks.values():
+            self._retirement_errors.pop(block.block_id, None)
         self._apply_routes()
-        return self._retired
+        return self._retirement_errors
 
     def _apply_routes(self) -> None:
         """Rebuild the name tables with the routes. Ignore a route if none of its blocks can be called."""
         if not self._routes:
-            self._splits, self._table, self._whole = {}, self._plain, self._plain
+            self._splits, self._blocks_by_name, self._unsplit_blocks = {}, self._unrouted_blocks, self._unrouted_blocks
             return
-        blocks = {block.block_id: block for block in self._plain.values()}
-        held = {block_id: block for block_id, block in blocks.items() if block_id in self.held}
+        blocks = {block.block_id: block for block in self._unrouted_blocks.values()}
+        held = {block_id: block for block_id, block in blocks.items() if block_id in self.held_block_ids}
         splits: dict[str, Split] = {}
-        self._table, self._whole = dict(self._plain), dict(self._plain)
+        self._blocks_by_name, self._unsplit_blocks = dict(self._unrouted_blocks), dict(self._unrouted_blocks)
         for name, route in self._routes.items():
             split = splits[name] = self._splits.get(name) or Split(route, {}, self._draw)
             split.update(route, held)
             if split.primary is None:
                 split.update(route, blocks)
             if split.primary is not None:
-                self._table[name, ""] = split.primary
-                self._whole.pop((name, ""), None)
+                self._blocks_by_name[name, ""] = split.primary
+                self._unsplit_blocks.pop((name, ""), None)
         self._splits = splits
 
     def _sort_key(self, block: BlockDescription) -> tuple[bool, bool, bool, int]:
         """Return a block's sort key. The highest of a model's blocks serves the model's name without a version."""
         view = self._views.get(block.block_id)
-        is_held = block.block_id in self.held
+        is_held = block.block_id in self.held_block_ids
         is_servable = view is None or view.state in SERVABLE
         return is_held and is_servable, is_held, is_servable, int(block.version)
 
     def _is_served(self, block_id: str, view: BlockView | None) -> bool:
         if view is None:
             # Until the manager's list comes, every block that workers hold may be called.
-            return block_id in self.held and not self._views
+            return block_id in self.held_block_ids and not self._views
         if view.state is BlockState.FAILED:
-            return block_id in self.held  # it failed on some workers, but others hold it
+            return block_id in self.held_block_ids  # it failed on some workers, but others hold it
         return view.state is not BlockState.UNLOADED
 
     def _check_callable(self, principal: Principal, name: str, version: str, block: BlockDescription) -> None:
@@ -198,7 +200,7 @@ class Resolver:
         is_routed = not version and name in self._routes
         if principal.may_use(block.model, block.block_id) or (is_routed and principal.may_use(name, block.block_id)):
             return
-        if not version and any(view.model == name for view in self.views(principal)):
+        if not version and any(view.model == name for view in self.list_views(principal)):
             raise Forbidden(
                 f"the key '{principal.name}' may call other versions of '{name}', but not the one that '{name}' now "
                 "resolves to: name the version or the block id"
@@ -211,13 +213,13 @@ class Resolver:
             for route in self._routes.values()
             if any(principal.may_use(route.name, block_id) for block_id in route.block_ids())
         ]
-        return sorted({view.model for view in self.views(principal)}.union(routes))
+        return sorted({view.model for view in self.list_views(principal)}.union(routes))
 
     def _explain_unresolved(self, model: str, version: str, principal: Principal) -> PenstockError:
         if (block := self._views.get(model)) is not None and principal.may_use(block.model, model) and not version:
             why = "has no worker at this gateway yet" if block.state in SERVABLE else f"is {_describe_state(block)}"
             return ModelNotReady(f"block '{model}' of model '{block.model}' {why}")
-        views = [view for view in self.views(principal) if view.model == model]
+        views = [view for view in self.list_views(principal) if view.model == model]
         if not views:
             names = self._find_visible_names(principal)
             if model in self._routes and model in names and not version:

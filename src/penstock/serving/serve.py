@@ -80,7 +80,7 @@ class Serving:
         self.quotas = quotas
         self.search = search
         self.request_log = request_log  # None: requests are not logged
-        self.plans = Plans(metrics, dispatcher.routing)
+        self.plans = Plans(metrics, dispatcher.get_routing)
         self.callers = CallerCounts(metrics.key_requests, metrics.key_tokens, self.plans.tallies)
         self.shadows = Shadows(resolver, self.plans, dispatcher, admission, metrics)
         self.plans.on_answered = self.shadows.offer
@@ -155,10 +155,10 @@ class _AdmittedRequest:
         "_block",
         "_is_planned",
         "_needs_search",
-        "_pace",
-        "_routed",
+        "_routed_at",
         "_serving",
         "_span",
+        "_stream_timer",
         "_streamed_bytes",
         "deadline",
         "metered",
@@ -173,7 +173,7 @@ class _AdmittedRequest:
     response: InferResponse  # the last one
     metered: Metered | None
     _streamed_bytes: int  # size of the answers before the last one; counted only if requests are logged
-    _routed: float  # when admission and resolution were done
+    _routed_at: float  # when admission and resolution were done
 
     def __init__(self, serving: Serving, request: InferRequest, block: BlockDescription | None) -> None:
         self.start = now()
@@ -181,7 +181,7 @@ class _AdmittedRequest:
         self.request = request
         self._block = block
         self._span: OpenSpan | None = None
-        self._pace: StreamTimer | None = None
+        self._stream_timer: StreamTimer | None = None
         self.metered = None
         self._is_planned = False
         self._needs_search = block is None and request.has_query
@@ -204,7 +204,7 @@ class _AdmittedRequest:
         except BaseException as error:
             self._report_failure(error, block)
             raise
-        self._routed = now()
+        self._routed_at = now()
         return self
 
     def _set_plan(self, block: BlockDescription) -> None:
@@ -215,7 +215,7 @@ class _AdmittedRequest:
             request.binder.bind(request, block)
         if block.max_batch_size:
             serving.admission.check_rows(request)
-        plan = serving.plans.plan_of(block)
+        plan = serving.plans.find_plan(block)
         self.deadline = self.start + plan.read_controls(request)
         self.plan, self._is_planned = plan, True
 
@@ -224,7 +224,7 @@ class _AdmittedRequest:
         timeout_s = MAX_TIMEOUT_S if self.request.timeout_s is None else min(self.request.timeout_s, MAX_TIMEOUT_S)
         self.request.model = await self._serving.search.resolve(self.request, self.start + timeout_s)
         self._set_plan(self._serving.resolver.choose(self.request))
-        self._routed = now()
+        self._routed_at = now()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._serving.admission.release(self.request)
@@ -237,12 +237,12 @@ class _AdmittedRequest:
             self._report_failure(error, None if plan is None else plan.block, plan)
             return
         response = self.response
-        self.plan.answered(self.request, self.start, self._routed, now(), response)
+        self.plan.count_answer(self.request, self.start, self._routed_at, now(), response)
         if self._serving.request_log is not None:
             self._log_request(self.plan.block, ANSWERED, self._streamed_bytes + _count_bytes(response))
         if self.request.principal.key_id:
             self._serving.callers.count_answered(self.request.principal)
-            if self.plan.paces is not None:
+            if self.plan.token_times is not None:
                 self._serving.callers.count_tokens(self.request.principal, response)
         if self._span is not None:
             self._span.set(version=response.version, batch_rows=response.timing.batch_rows)
@@ -251,14 +251,14 @@ class _AdmittedRequest:
     def count_streamed(self, response: InferResponse) -> None:
         """Count an answer of a stream, before the caller gets it."""
         plan, principal = self.plan, self.request.principal
-        if plan.paces is not None and self.request.answers is not None:
-            self._pace = self._pace or StreamTimer(plan.paces, self.start)
-            self._pace.observe_answer(response, now())
+        if plan.token_times is not None and self.request.answers is not None:
+            self._stream_timer = self._stream_timer or StreamTimer(plan.token_times, self.start)
+            self._stream_timer.observe_answer(response, now())
         if response.is_final:
             return  # counted when the request ends
         if self._serving.request_log is not None:
             self._streamed_bytes += _count_bytes(response)
-        if plan.paces is not None and principal.key_id:
+        if plan.token_times is not None and principal.key_id:
             self._serving.callers.count_tokens(principal, response)
         if self.metered is not None:
             self.metered.charge_answer(response)
@@ -275,10 +275,10 @@ class _AdmittedRequest:
             if plan.watch is not None:
                 plan.watch.end_request(request)
             return
-        block = serving.resolver.choose_again(request, self.plan.block, error)
+        block = serving.resolver.choose_replacement(request, self.plan.block, error)
         if self.plan.watch is not None:
             self.plan.watch.end_request(request)
-        self.plan = serving.plans.plan_of(block)
+        self.plan = serving.plans.find_plan(block)
         self.plan.read_controls(request)
 
     def _report_failure(self, error: BaseException, block: BlockDescription | None, plan: Plan | None = None) -> None:

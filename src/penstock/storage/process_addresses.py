@@ -90,12 +90,12 @@ def role_id(config: Config, name: str) -> str:
 
 def manager_address(config: Config) -> Address:
     """Return the address where a manager listens for other hosts."""
-    return _bind_address(config).at(MANAGER_PORT)
+    return _bind_address(config).with_default_port(MANAGER_PORT)
 
 
 def advertised_manager(config: Config, port: int) -> str:
     """Return the address at which other hosts reach a manager that listens on `port`."""
-    return str(_find_advertised_address(config).at(port))
+    return str(_find_advertised_address(config).with_default_port(port))
 
 
 def gateway_endpoint(config: Config, number: int) -> Endpoint:
@@ -137,7 +137,7 @@ def find_managers(join: str) -> list[str]:
     """Return the managers' addresses from the value of `join`."""
     if join.startswith("unix:"):
         return [join]
-    return [str(each.at(MANAGER_PORT)) for each in join_addresses(join)]
+    return [str(each.with_default_port(MANAGER_PORT)) for each in join_addresses(join)]
 
 
 def check_store(config: Config) -> None:

@@ -72,7 +72,7 @@ def split_certificates(url: str, setting: str) -> tuple[str, dict[str, str]]:
     """Split `rediss://…?ca=FILE&cert=FILE&key=FILE` into the URL and the arguments of Redis's client."""
     where, _, query = url.partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
-    files = TlsFiles.of_query({name: given.pop(name) for name in URL_PARAMETERS if name in given})
+    files = TlsFiles.from_query({name: given.pop(name) for name in URL_PARAMETERS if name in given})
     if files == NO_FILES:
         return url, {}
     if not url.startswith("rediss://"):

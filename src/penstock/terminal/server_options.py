@@ -73,14 +73,14 @@ class Server:
     def channels(self) -> "Channels":
         from penstock.wire.channels import Channels
 
-        return Channels.of(self.settings)
+        return Channels.from_config(self.settings)
 
     @cached_property
     def http(self) -> str:
         """Return the HTTP address of a gateway, as a URL."""
         chosen = self._chosen_server
         if chosen.http or chosen.peer:
-            return self.access.url(chosen.http or str(parse_address(chosen.peer).at(HTTP_PORT)))
+            return self.access.url(chosen.http or str(parse_address(chosen.peer).with_default_port(HTTP_PORT)))
         raise InvalidRequest(f"--server {chosen.label}: this command needs an HTTP address, such as http://HOST:8080")
 
     @cached_property
@@ -95,7 +95,7 @@ class Server:
             with self._open("/v1/server") as answer:
                 port = int(json.load(answer)["grpc_port"])
         except NotHttp:
-            return str(parse_address(chosen.peer).at(HTTP_PORT))
+            return str(parse_address(chosen.peer).with_default_port(HTTP_PORT))
         except (ValueError, KeyError, TypeError) as error:
             raise Unavailable(f"{self.http} did not return its gRPC port: give --server grpc://HOST:PORT") from error
         scheme, _, rest = self.http.partition("://")

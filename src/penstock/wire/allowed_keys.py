@@ -26,7 +26,7 @@ class AllowedKeys:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._keys: frozenset[bytes] = frozenset()
-        self._waiting: dict[
+        self._waiting_requests: dict[
             tuple[bytes, bytes], tuple[bytes, float]
         ] = {}  # by ZAP peer and request id: the caller's key, and the time of the request
         self._socket = RouterSocket(self._on_request, MAX_REQUEST_BYTES)
@@ -35,8 +35,8 @@ class AllowedKeys:
     def allow(self, keys: Iterable[str]) -> None:
         """Replace the accepted keys by `keys`, in hexadecimal. Existing connections stay open."""
         self._keys = frozenset(bytes.fromhex(key) for key in keys)
-        for request in [each for each, (key, _) in self._waiting.items() if key in self._keys]:
-            del self._waiting[request]
+        for request in [each for each, (key, _) in self._waiting_requests.items() if key in self._keys]:
+            del self._waiting_requests[request]
             self._accept(*request)
 
     def close(self) -> None:
@@ -54,13 +54,13 @@ class AllowedKeys:
         else:
             self._wait(identity, number, key)
 
-    def _wait(self, identity: bytes, number: bytes, key: bytes) -> None:
+    def _wait(self, identity: bytes, request_id: bytes, key: bytes) -> None:
         now = self._clock()
-        for request, (_, since) in list(self._waiting.items()):  # oldest first
-            if now - since < HANDSHAKE_MS / 1000 and len(self._waiting) < MAX_WAITING_REQUESTS:
+        for request, (_, since) in list(self._waiting_requests.items()):  # oldest first
+            if now - since < HANDSHAKE_MS / 1000 and len(self._waiting_requests) < MAX_WAITING_REQUESTS:
                 break
-            del self._waiting[request]  # the caller's handshake has timed out, or too many requests wait
-        self._waiting[identity, number] = key, now
+            del self._waiting_requests[request]  # the caller's handshake has timed out, or too many requests wait
+        self._waiting_requests[identity, request_id] = key, now
 
-    def _accept(self, identity: bytes, number: bytes) -> None:
-        self._socket.send(identity, [b"", VERSION, number, b"200", b"", b"", b""])
+    def _accept(self, identity: bytes, request_id: bytes) -> None:
+        self._socket.send(identity, [b"", VERSION, request_id, b"200", b"", b"", b""])

@@ -67,36 +67,38 @@ class Channels:
         self._credentials: tuple[FileStamps, grpc.ChannelCredentials] | None = None
 
     @classmethod
-    def of(cls, config: "Config") -> "Channels":
+    def from_config(cls, config: "Config") -> "Channels":
         """Create the channels of a server process or command from its configuration."""
-        return cls(config.own_key(), TlsFiles.of(config.tls))
+        return cls(config.own_key(), TlsFiles.from_settings(config.tls))
 
-    def stamps(self) -> FileStamps:
+    def read_stamps(self) -> FileStamps:
         """Return a value that changes when the TLS files change. Open channels do not read the files again."""
-        return self._tls.stamps()
+        return self._tls.read_stamps()
 
     def open(self, address: str, options: Options = MANAGER_CHANNEL_OPTIONS) -> Any:
         if (credentials := self._credentials_for(address)) is None:
-            return self._with_key(grpc.aio.insecure_channel(address, options=options), address)
-        return self._with_key(grpc.aio.secure_channel(address, credentials, options=options), address)
+            return self._add_key(grpc.aio.insecure_channel(address, options=options), address)
+        return self._add_key(grpc.aio.secure_channel(address, credentials, options=options), address)
 
     def open_blocking(self, address: str, options: Options = MANAGER_CHANNEL_OPTIONS) -> Any:
         if (credentials := self._credentials_for(address)) is None:
-            return self._with_key(grpc.insecure_channel(address, options=options), address)
-        return self._with_key(grpc.secure_channel(address, credentials, options=options), address)
+            return self._add_key(grpc.insecure_channel(address, options=options), address)
+        return self._add_key(grpc.secure_channel(address, credentials, options=options), address)
 
     def _credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
         if not self._is_secure or address.startswith(UNIX_PREFIX):
             return None
-        stamps = self.stamps()
+        stamps = self.read_stamps()
         if self._credentials is None or self._credentials[0] != stamps:
             self._credentials = stamps, create_client_credentials(self._tls)
         return self._credentials[1]
 
-    def _with_key(self, channel: Any, address: str) -> Any:
-        return KeyedChannel(channel, self._metadata) if self._key and not address.startswith(UNIX_PREFIX) else channel
+    def _add_key(self, channel: Any, address: str) -> Any:
+        return (
+            KeyedChannel(channel, self._make_metadata) if self._key and not address.startswith(UNIX_PREFIX) else channel
+        )
 
-    def _metadata(self) -> Metadata:
+    def _make_metadata(self) -> Metadata:
         return make_bearer_header(self._key() if callable(self._key) else self._key)
 
 
@@ -108,11 +110,11 @@ class KeyedChannel:
 
     def __init__(self, channel: Any, metadata: Callable[[], Metadata]) -> None:
         self._channel = channel
-        self._metadata = metadata
+        self._make_metadata = metadata
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._channel, name)
-        return partial(self._with_key, found) if name in CALL_KINDS else found
+        return partial(self._add_key, found) if name in CALL_KINDS else found
 
     async def __aenter__(self) -> "KeyedChannel":
         await self._channel.__aenter__()
@@ -121,8 +123,8 @@ class KeyedChannel:
     async def __aexit__(self, *error: object) -> None:
         await self._channel.__aexit__(*error)
 
-    def _with_key(self, make: Callable[..., Any], *method: Any, **serializers: Any) -> "KeyedCall":
-        return KeyedCall(make(*method, **serializers), self._metadata)
+    def _add_key(self, create_call: Callable[..., Any], *method: Any, **serializers: Any) -> "KeyedCall":
+        return KeyedCall(create_call(*method, **serializers), self._make_metadata)
 
 
 class KeyedCall:
@@ -130,11 +132,11 @@ class KeyedCall:
 
     def __init__(self, call: Any, metadata: Callable[[], Metadata]) -> None:
         self._call = call
-        self._metadata = metadata
+        self._make_metadata = metadata
 
     def __call__(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
-        return self._call(*arguments, metadata=(*self._metadata(), *(metadata or ())), **options)
+        return self._call(*arguments, metadata=(*self._make_metadata(), *(metadata or ())), **options)
 
     def future(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
         """Start the call and return the call's future. Only blocking channels have this method."""
-        return self._call.future(*arguments, metadata=(*self._metadata(), *(metadata or ())), **options)
+        return self._call.future(*arguments, metadata=(*self._make_metadata(), *(metadata or ())), **options)

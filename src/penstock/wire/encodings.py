@@ -62,8 +62,8 @@ def _decode_block(message: pb.BlockStatistics) -> BlockStatistics:
     return found
 
 
-def encode_generation_state(standing: GenerationState | None) -> pb.GenerationStanding | None:
-    return None if standing is None else pb.GenerationStanding(**asdict(standing))
+def encode_generation_state(state: GenerationState | None) -> pb.GenerationStanding | None:
+    return None if state is None else pb.GenerationStanding(**asdict(state))
 
 
 def decode_generation_state(message: pb.GenerationStanding) -> GenerationState:
@@ -82,6 +82,6 @@ def _copy_plain_fields(block: object) -> dict[str, Any]:
     return {name: getattr(block, name) for name in _PLAIN_FIELDS}
 
 
-def copy_durations(source: object, names: Iterable[str], make: Callable[..., Any]) -> dict[str, Any]:
-    """Return the durations of `source` with these names, each converted with `make`."""
-    return {name: make(count=getattr(source, name).count, ns=getattr(source, name).ns) for name in names}
+def copy_durations(source: object, names: Iterable[str], convert: Callable[..., Any]) -> dict[str, Any]:
+    """Return the durations of `source` with these names, each converted with `convert`."""
+    return {name: convert(count=getattr(source, name).count, ns=getattr(source, name).ns) for name in names}

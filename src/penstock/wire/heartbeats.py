@@ -29,21 +29,21 @@ HIGH_WATER_MARK = 16  # heartbeats that may wait for a peer; more would carry no
 class PeerSilence:
     """Measures for how long each peer has been silent; counts only time in which this process listened."""
 
-    def __init__(self, most_s: float, now: float) -> None:
-        """`most_s` is the longest time between two calls of `advance` that counts as listening."""
-        self._most_s = most_s
+    def __init__(self, max_step_s: float, now: float) -> None:
+        """`max_step_s` is the longest time between two calls of `advance` that counts as listening."""
+        self._max_step_s = max_step_s
         self._advanced_at = now
         self._listened_s = 0.0
         self._received_at: dict[Any, float] = {}  # in seconds of `_listened_s`
 
     def advance(self, now: float) -> None:
-        self._listened_s += min(now - self._advanced_at, self._most_s)
+        self._listened_s += min(now - self._advanced_at, self._max_step_s)
         self._advanced_at = now
 
     def track(self, peer: bytes | str) -> None:
         self._received_at.setdefault(peer, self._listened_s)
 
-    def received(self, peer: bytes | str) -> None:
+    def record_heartbeat(self, peer: bytes | str) -> None:
         """Reset the peer's silence to zero. Peers that are not tracked are ignored."""
         if peer in self._received_at:
             self._received_at[peer] = self._listened_s
@@ -122,7 +122,7 @@ class GatewayHeartbeats(_HeartbeatThread):
     def _run_turn(self) -> None:
         for _ in self._listen(time.monotonic() + self._beat_s):
             identity, *_ = self._socket.recv_multipart()
-            self.silence.received(identity)
+            self.silence.record_heartbeat(identity)
             with suppress(zmq.Again, zmq.ZMQError):  # the worker left, or its queue is full
                 self._socket.send_multipart([identity, _encode_beat()], zmq.NOBLOCK)
         self.silence.advance(time.monotonic())
@@ -138,48 +138,48 @@ class WorkerHeartbeats(_HeartbeatThread):
         super().__init__("worker-beats", beat_s)
         self._keys = keys
         self._identity = identity
-        self._wanted: frozenset[str] = frozenset()
-        self._open: dict[str, zmq.Socket[bytes]] = {}
+        self._wanted_endpoints: frozenset[str] = frozenset()
+        self._open_sockets: dict[str, zmq.Socket[bytes]] = {}
         self._thread.start()
 
     def add_gateway(self, endpoint: str) -> None:
-        if endpoint not in self._wanted:
-            self._wanted |= {endpoint}
+        if endpoint not in self._wanted_endpoints:
+            self._wanted_endpoints |= {endpoint}
             self.silence.track(endpoint)
             self._wake()
 
     def remove_gateway(self, endpoint: str) -> None:
-        self._wanted -= {endpoint}
+        self._wanted_endpoints -= {endpoint}
         self.silence.forget(endpoint)
 
     def _run_turn(self) -> None:
-        self._connect(self._wanted)
-        for socket in self._open.values():
+        self._connect(self._wanted_endpoints)
+        for socket in self._open_sockets.values():
             with suppress(zmq.Again):  # the gateway has not read earlier heartbeats
                 socket.send(_encode_beat(), zmq.NOBLOCK)
-        endpoints = {socket: endpoint for endpoint, socket in self._open.items()}
+        endpoints = {socket: endpoint for endpoint, socket in self._open_sockets.items()}
         for socket in self._listen(time.monotonic() + self._beat_s):
             socket.recv_multipart()
-            self.silence.received(endpoints[socket])
+            self.silence.record_heartbeat(endpoints[socket])
         self.silence.advance(time.monotonic())
 
-    def _connect(self, wanted: frozenset[str]) -> None:
-        for endpoint in [known for known in self._open if known not in wanted]:
-            socket = self._open.pop(endpoint)
+    def _connect(self, endpoints: frozenset[str]) -> None:
+        for endpoint in [known for known in self._open_sockets if known not in endpoints]:
+            socket = self._open_sockets.pop(endpoint)
             self._poller.unregister(socket)
             socket.close(0)
-        for endpoint in wanted - self._open.keys():
-            socket = self._open[endpoint] = _create_socket(zmq.DEALER)
+        for endpoint in endpoints - self._open_sockets.keys():
+            socket = self._open_sockets[endpoint] = _create_socket(zmq.DEALER)
             socket.set(zmq.IDENTITY, self._identity)
             connect(socket, endpoint, self._keys)
             self._poller.register(socket, zmq.POLLIN)
 
     def _list_sockets(self) -> Iterable["zmq.Socket[bytes]"]:
-        return self._open.values()
+        return self._open_sockets.values()
 
 
-def _create_socket(kind: int) -> "zmq.Socket[bytes]":
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+def _create_socket(socket_type: int) -> "zmq.Socket[bytes]":
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(socket_type)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.set(zmq.MAXMSGSIZE, MAX_BEAT_BYTES)

@@ -232,8 +232,8 @@ def decode_tensors(descriptors: Iterable[pb.TensorDescriptor], message: Sequence
     ]
 
 
-def count_bytes(found: Sequence[Tensor]) -> int:
-    return sum([len(tensor.data) for tensor in found])
+def count_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum([len(tensor.data) for tensor in tensors])
 
 
 def decode_small_tensors(descriptors: Sequence[pb.TensorDescriptor]) -> list[Tensor]:
@@ -320,16 +320,16 @@ def _put_controls(job: Any, controls: Controls, queue_timeout_s: float) -> None:
             session.is_again = step.is_again
 
 
-def _join_tensors(header: pb.Header, descriptors: Any, found: Iterable[Tensor]) -> MessageParts:
+def _join_tensors(header: pb.Header, descriptors: Any, tensors: Iterable[Tensor]) -> MessageParts:
     data: MessageParts = []
-    for tensor in found:
+    for tensor in tensors:
         descriptors.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         data.append(tensor.data)
     return [header.SerializeToString(), *data]
 
 
-def _put_tensors(descriptors: Any, found: Iterable[Tensor]) -> None:
-    for tensor in found:
+def _put_tensors(descriptors: Any, tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
         each = descriptors.add()
         each.name = tensor.name
         each.datatype = tensor.datatype
@@ -365,14 +365,14 @@ class MessageOutbox:
     def __len__(self) -> int:
         return 0 if self._header is None else len(self._list)
 
-    def list_for(self, size_bytes: int, most: int = MAX_COMBINED_ENTRIES) -> Any:
+    def list_for(self, size_bytes: int, max_entries: int = MAX_COMBINED_ENTRIES) -> Any:
         """Return the list to which the caller must append a job or result of this size.
 
-        If the current message would be too large, or has `most` entries, send it and start a new message.
+        If the current message would be too large, or has `max_entries` entries, send it and start a new message.
         """
         if self._header is not None:
             self._size_bytes += size_bytes
-            if self._size_bytes <= MAX_COMBINED_MESSAGE_BYTES and len(self._list) < most:
+            if self._size_bytes <= MAX_COMBINED_MESSAGE_BYTES and len(self._list) < max_entries:
                 return self._list
             self.flush()
         self._header = header = pb.Header()

@@ -74,17 +74,17 @@ class FixedLeader:
 class LeaderConnection:
     """A gRPC channel to one leading manager."""
 
-    def __init__(self, at: LeaderAddress, channels: Channels) -> None:
-        self.at = at
-        self.stamps = channels.stamps()
-        self.channel = channels.open(at.address)
+    def __init__(self, leader: LeaderAddress, channels: Channels) -> None:
+        self.leader = leader
+        self.stamps = channels.read_stamps()
+        self.channel = channels.open(leader.address)
         self.is_over = asyncio.Event()  # set when there is another leader
 
 
 LeaderAction = Callable[[grpc.aio.Channel], Coroutine[Any, Any, R]]
 
 
-class Leader:
+class LeaderClient:
     """Calls the current leader, and follows changes of the leader. Used from one event loop."""
 
     def __init__(self, source: LeaderSource, channels: Channels = PLAIN_CHANNELS) -> None:
@@ -100,32 +100,32 @@ class Leader:
     @property
     def address(self) -> str:
         """The current leader's address; empty while no leader is known."""
-        return self._connection.at.address if self._connection is not None else ""
+        return self._connection.leader.address if self._connection is not None else ""
 
-    async def run_with_leader(self, act: LeaderAction[R]) -> R:
-        """Run `act` with a channel to the leader. Raises NotLeader if the leader changes before `act` has ended."""
+    async def run_with_leader(self, action: LeaderAction[R]) -> R:
+        """Run `action` with a channel to the leader. Raises NotLeader if the leader changes before `action` ends."""
         await self._is_known.wait()
         connection = self._connection
         assert connection is not None
-        acting = asyncio.ensure_future(act(connection.channel))
+        acting = asyncio.ensure_future(action(connection.channel))
         over = asyncio.ensure_future(connection.is_over.wait())
         try:
             await asyncio.wait({acting, over}, return_when=asyncio.FIRST_COMPLETED)
             if acting.done():
                 return acting.result()
-            raise NotLeader(f"the manager at {connection.at.address} is no longer the leader", reason="moved")
+            raise NotLeader(f"the manager at {connection.leader.address} is no longer the leader", reason="moved")
         finally:
             over.cancel()
             acting.cancel()
             await asyncio.gather(acting, over, return_exceptions=True)
 
-    async def run_once(self, act: LeaderAction[None]) -> None:
-        """Run `act` once with the current leader. Then pause, unless the leader has changed.
+    async def run_once(self, action: LeaderAction[None]) -> None:
+        """Run `action` once with the current leader. Then pause, unless the leader has changed.
 
         A supervised loop calls this repeatedly. Errors other than a lost connection are raised.
         """
         try:
-            await self.run_with_leader(act)
+            await self.run_with_leader(action)
         except NotLeader:
             return
         except grpc.aio.AioRpcError as error:
@@ -145,7 +145,7 @@ class Leader:
         self._source.search_now()
         await asyncio.sleep(random.uniform(RETRY_S, MAX_RETRY_S))
 
-    async def call(self, act: Callable[[grpc.aio.Channel, float], Awaitable[R]], timeout_s: float) -> R:
+    async def call(self, action: Callable[[grpc.aio.Channel, float], Awaitable[R]], timeout_s: float) -> R:
         """Make a call to the leader; if the leader changes, repeat the call at the new leader.
 
         If the field `failure` of the answer is set, raise it as an error. Raise Unavailable if no leader answers.
@@ -155,7 +155,7 @@ class Leader:
         gives_up_at = min(ends_at, now() + LEADER_TIMEOUT_S)
         pause_s = RETRY_S
         while True:
-            answer, error = await self._try_call(act, ends_at - now(), gives_up_at - now())
+            answer, error = await self._try_call(action, ends_at - now(), gives_up_at - now())
             if answer is not None:
                 return answer
             assert error is not None
@@ -170,12 +170,12 @@ class Leader:
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     async def _try_call(
-        self, act: Callable[[grpc.aio.Channel, float], Awaitable[R]], left_s: float, max_wait_s: float
+        self, action: Callable[[grpc.aio.Channel, float], Awaitable[R]], left_s: float, max_wait_s: float
     ) -> tuple[R | None, Unavailable | None]:
         async def call_while_leading(channel: grpc.aio.Channel) -> R:
             checking = asyncio.create_task(self._check_leader())
             try:
-                return await act(channel, left_s)
+                return await action(channel, left_s)
             finally:
                 checking.cancel()
 
@@ -217,7 +217,7 @@ class Leader:
 
     async def _follow(self) -> None:
         async for at in self._source.follow():
-            if self._connection is None or at != self._connection.at:
+            if self._connection is None or at != self._connection.leader:
                 # The connection to a manager on the same machine is logged only at debug level.
                 report = log.debug if at.address.startswith("unix:") else log.info
                 report("leader_connected", address=at.address)
@@ -226,8 +226,8 @@ class Leader:
     def _reopen_with_new_tls(self) -> None:
         """Reopen the failed channel if the TLS files have changed, because a channel reads the files only once."""
         connection = self._connection
-        if connection is not None and connection.stamps != self.channels.stamps():
-            self._replace(LeaderConnection(connection.at, self.channels))
+        if connection is not None and connection.stamps != self.channels.read_stamps():
+            self._replace(LeaderConnection(connection.leader, self.channels))
 
     def _replace(self, connection: LeaderConnection | None) -> None:
         old, self._connection = self._connection, connection

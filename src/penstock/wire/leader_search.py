@@ -37,31 +37,31 @@ class LeaderSearch:
         channels: Channels = PLAIN_CHANNELS,
     ) -> None:
         self._addresses = dict.fromkeys(addresses)  # in order
-        self._given = tuple(addresses)
-        self._opening = channels
-        self._stamps = channels.stamps()
+        self._configured_addresses = tuple(addresses)
+        self._channel_opener = channels
+        self._stamps = channels.read_stamps()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._ask = ask or self._ask_manager
         self._rng = rng or random.Random()
         self._is_urgent = asyncio.Event()
         self._is_lost = True  # no leader is known
-        self._best = LeaderAddress("", -1)
+        self._newest_leader = LeaderAddress("", -1)
         self._refusals: dict[str, str] = {}  # by manager: its last answer that refused permission
-        self._faults: dict[str, str] = {}  # by manager: why its last answer failed
+        self._problems: dict[str, str] = {}  # by manager: why its last answer failed
         self._failed_rounds = 0  # since a leader was known
-        self._newest = NewestTerm()
+        self._newest_term = NewestTerm()
 
     async def follow(self) -> AsyncIterator[LeaderAddress]:
         while True:
             self._is_urgent.clear()
             async for answer in self._ask_all(list(self._addresses) if self._is_lost else [self._choose_manager()]):
                 if self._is_newer_leader(answer):
-                    self._best, self._is_lost = answer, False
-                    self._newest.set(answer.history, answer.epoch)
+                    self._newest_leader, self._is_lost = answer, False
+                    self._newest_term.set(answer.history, answer.epoch)
                     yield answer
             self._failed_rounds = self._failed_rounds + 1 if self._is_lost else 0
             if self._failed_rounds == MAX_FAILED_ROUNDS:
-                why = dict(self._faults) or "none of them leads"
+                why = dict(self._problems) or "none of them leads"
                 log.warning("leader_not_found", managers=list(self._addresses), why=why, advice="the search continues")
             pause_s = (SEARCH_PAUSE_S if self._is_lost else POLL_PAUSE_S) * self._rng.uniform(0.5, 1.0)
             with suppress(TimeoutError):
@@ -96,14 +96,14 @@ class LeaderSearch:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 answer = await self._ask(address)
         except TimeoutError:
-            self._faults[address] = "no answer in time"
+            self._problems[address] = "no answer in time"
             return None
         except grpc.aio.AioRpcError as error:
             self._record_error(address, error)
             return None
         self._refusals.pop(address, None)
-        self._faults.pop(address, None)
-        is_over = self._newest.has_replaced(answer.history, answer.epoch)
+        self._problems.pop(address, None)
+        is_over = self._newest_term.has_replaced(answer.history, answer.epoch)
         if answer.managers and not is_over:  # a manager that cannot reach the store reports no managers
             self._set_reported_managers(answer.managers)
         if answer.is_leader:
@@ -115,7 +115,7 @@ class LeaderSearch:
     def _record_error(self, address: str, error: grpc.aio.AioRpcError) -> None:
         """Store why a manager did not answer; if the manager denied permission, log the error once."""
         details = error.details() or ""
-        self._faults[address] = details
+        self._problems[address] = details
         if error.code() not in REFUSAL_CODES or self._refusals.get(address) == details:
             return
         self._refusals[address] = details
@@ -123,30 +123,32 @@ class LeaderSearch:
         log.warning("manager_refused", address=address, error=details, advice=advice)
 
     def _is_newer_leader(self, answer: LeaderAddress) -> bool:
-        is_other = bool(answer.history and self._best.history) and answer.history != self._best.history
-        return not self._newest.has_replaced(answer.history, answer.epoch) and (
-            is_other or answer.epoch > self._best.epoch
+        is_other = (
+            bool(answer.history and self._newest_leader.history) and answer.history != self._newest_leader.history
+        )
+        return not self._newest_term.has_replaced(answer.history, answer.epoch) and (
+            is_other or answer.epoch > self._newest_leader.epoch
         )
 
     def _set_reported_managers(self, managers: Sequence[str]) -> None:
         """Replace the managers that other managers reported before by this list; keep the configured managers."""
-        known = dict.fromkeys([*self._given, *managers][:MAX_MANAGERS])
+        known = dict.fromkeys([*self._configured_addresses, *managers][:MAX_MANAGERS])
         for gone in self._channels.keys() - known.keys():
             self._refusals.pop(gone, None)
-            self._faults.pop(gone, None)
+            self._problems.pop(gone, None)
             del self._channels[gone]  # not closed here, because calls may be running; it closes when they end
         self._addresses = known
 
     def _choose_manager(self) -> str:
         """Return a manager to ask, preferably not the leader, which would not know its successor if it were cut off."""
-        others = [address for address in self._addresses if address != self._best.address]
+        others = [address for address in self._addresses if address != self._newest_leader.address]
         return self._rng.choice(others or list(self._addresses))
 
     async def _ask_manager(self, address: str) -> LeaderResponse:
-        if self._stamps != (stamps := self._opening.stamps()):
+        if self._stamps != (stamps := self._channel_opener.read_stamps()):
             self._stamps, self._channels = stamps, {}  # running calls keep their channels
         if address not in self._channels:
-            self._channels[address] = self._opening.open(address)
-        request = LeaderRequest(history=self._newest.history, epoch=self._newest.epoch)
+            self._channels[address] = self._channel_opener.open(address)
+        request = LeaderRequest(history=self._newest_term.history, epoch=self._newest_term.epoch)
         answer: LeaderResponse = await LeadersStub(self._channels[address]).Leader(request, timeout=ANSWER_TIMEOUT_S)
         return answer

@@ -25,9 +25,9 @@ from penstock.pb.v1.manager_pb2_grpc import ManagerStub
 from penstock.telemetry.background import BackgroundTasks
 from penstock.wire.clocks import measure_clock_ahead
 from penstock.wire.kept_view import KeptView, encode_view
-from penstock.wire.leader_connection import Leader, log_request_errors
+from penstock.wire.leader_connection import LeaderClient, log_request_errors
 from penstock.wire.plain_values import copy_fields
-from penstock.wire.update_cursor import UpdateCursor, Verdict
+from penstock.wire.update_cursor import UpdateCursor, UpdateVerdict
 
 log = structlog.get_logger()
 REPORT_S = 1.0  # between a gateway's reports to the manager
@@ -50,30 +50,31 @@ class ManagerConnection:
 
     def __init__(
         self,
-        leader: Leader,
-        me: GatewayMember,
+        leader: LeaderClient,
+        member: GatewayMember,
         listener: OnClusterView,
-        counted: Callable[[], Sequence[AnswerCounts]] = list,
-        answered: Callable[[bool], Sequence[ModelAnswers]] = lambda is_all: (),
-        sessions: Callable[[], Mapping[str, int]] = dict,
-        kept: KeptView | None = None,
+        collect_block_counts: Callable[[], Sequence[AnswerCounts]] = list,
+        collect_model_counts: Callable[[bool], Sequence[ModelAnswers]] = lambda is_all: (),
+        count_sessions: Callable[[], Mapping[str, int]] = dict,
+        kept_view: KeptView | None = None,
     ) -> None:
-        """Watch the cluster, and report to the manager the figures that `counted`, `answered` and `sessions` return.
+        """Watch the cluster, and report the figures that the three functions return to the manager.
 
-        `counted` returns the answers by block since its last call, for blocks of rollouts. `answered` returns the
-        answers by model since the process started, for all models or only for models whose counts changed since its
-        last call. `sessions` returns the numbers of sessions. `kept` is the file in which to keep the last state.
+        `collect_block_counts` returns the answers by block since its last call, for blocks of rollouts.
+        `collect_model_counts` returns the answers by model since the process started, for all models or only for models
+        whose counts changed since its last call. `count_sessions` returns the numbers of sessions. `kept_view` is the
+        file in which to keep the last state.
         """
         self._leader = leader
-        self._me = me
+        self._member = member
         self._incarnation = secrets.token_hex(8)
         self._listener = listener
         self._cursor = UpdateCursor()
         self._is_leaving = False
         self._is_lost = False  # an update was missed: request a snapshot
-        self._counted = counted
-        self._answered = answered
-        self._sessions = sessions
+        self._collect_block_counts = collect_block_counts
+        self._collect_model_counts = collect_model_counts
+        self._count_sessions = count_sessions
         self._blocks: dict[str, BlockView] = {}
         self._routes: dict[str, NameRoute] = {}
         self._gateways: tuple[GatewayMember, ...] = ()
@@ -82,12 +83,12 @@ class ManagerConnection:
         self._records: dict[str, bytes] = {}
         self._workers_keys: tuple[str, ...] = ()
         self._report_now = asyncio.Event()
-        self._kept = kept
-        self._to_keep: pb.ClusterView | None = None
+        self._kept_view = kept_view
+        self._view_to_keep: pb.ClusterView | None = None
         self.refusal: NameTaken | None = None  # the manager's answer to the last call, if another gateway has the name
         self._tasks = BackgroundTasks("control")
         self._tasks.supervise("gateway-manager", lambda: leader.run_once(self._watch), deadline_s=None)
-        if kept is not None:
+        if kept_view is not None:
             self._tasks.supervise("gateway-kept-state", self._write_kept, every=KEEP_S)
 
     @property
@@ -95,16 +96,16 @@ class ManagerConnection:
         """Return whether a manager has sent the state of the cluster."""
         return self._cursor.revision > 0
 
-    def use_kept(self) -> bool:
+    def use_kept_view(self) -> bool:
         """Publish the state that an earlier process of this gateway kept; return False if no state was kept.
 
         The first state from a manager replaces the kept state completely.
         """
-        if self._kept is None or self.has_view or (found := self._kept.read()) is None:
+        if self._kept_view is None or self.has_view or (found := self._kept_view.read()) is None:
             return False
         view, age_s = found
         self._cursor.set(view.history, view.epoch)
-        self._apply(view)
+        self._apply_update(view)
         log.warning(
             "kept_state_used",
             age_s=round(age_s),
@@ -154,7 +155,7 @@ class ManagerConnection:
                     break
         except grpc.aio.AioRpcError as error:
             is_taken = error.code() is grpc.StatusCode.ALREADY_EXISTS
-            self.refusal = NameTaken(error.details() or self._me.gateway_id) if is_taken else None
+            self.refusal = NameTaken(error.details() or self._member.gateway_id) if is_taken else None
             raise
         except Exception:
             self._is_lost = True  # a part of the update may have been applied: request a snapshot
@@ -164,14 +165,14 @@ class ManagerConnection:
         reported_at = 0.0  # when answers were last reported
         while True:
             self._report_now.clear()
-            counts = self._counted()
+            counts = self._collect_block_counts()
             answers: Sequence[ModelAnswers] = ()
             if time.monotonic() - reported_at >= REPORT_S:
-                answers, reported_at = self._answered(not reported_at), time.monotonic()
+                answers, reported_at = self._collect_model_counts(not reported_at), time.monotonic()
             request = pb.WatchRequest(
-                gateway_id=self._me.gateway_id,
-                endpoint=self._me.endpoint,
-                address=self._me.address,
+                gateway_id=self._member.gateway_id,
+                endpoint=self._member.endpoint,
+                address=self._member.address,
                 incarnation=self._incarnation,
                 history=self._cursor.history,
                 epoch=self._cursor.epoch,
@@ -180,7 +181,7 @@ class ManagerConnection:
                 is_leaving=self._is_leaving,
                 counts=[pb.AnswerCounts(**asdict(each)) for each in counts],
                 answers=[pb.ModelAnswers(**each._asdict()) for each in answers],
-                sessions=pb.SessionCounts(**self._sessions()),
+                sessions=pb.SessionCounts(**self._count_sessions()),
             )
             self._is_lost = False
             yield request
@@ -190,24 +191,24 @@ class ManagerConnection:
     def _receive_update(self, view: pb.ClusterView) -> bool:
         """Apply an update; return False if the update came from a manager that was replaced."""
         verdict = self._cursor.receive(view)
-        if verdict is Verdict.MISSED:
+        if verdict is UpdateVerdict.MISSED:
             self._is_lost = True
             self._report_now.set()
-        elif verdict is Verdict.DEPOSED:
+        elif verdict is UpdateVerdict.DEPOSED:
             log.warning("deposed_manager_ignored", epoch=view.epoch, newest=self._cursor.epoch)
-        if verdict is not Verdict.ACCEPTED:
-            return verdict is Verdict.MISSED
-        found = self._apply(view)
-        if self._kept is not None:
-            self._to_keep = encode_view(found, self._cursor.history, self._cursor.epoch)
+        if verdict is not UpdateVerdict.ACCEPTED:
+            return verdict is UpdateVerdict.MISSED
+        found = self._apply_update(view)
+        if self._kept_view is not None:
+            self._view_to_keep = encode_view(found, self._cursor.history, self._cursor.epoch)
         return True
 
     async def _write_kept(self) -> None:
-        view, self._to_keep = self._to_keep, None
-        if view is not None and self._kept is not None:
-            await asyncio.to_thread(self._kept.write, view)
+        view, self._view_to_keep = self._view_to_keep, None
+        if view is not None and self._kept_view is not None:
+            await asyncio.to_thread(self._kept_view.write, view)
 
-    def _apply(self, view: pb.ClusterView) -> ClusterView:
+    def _apply_update(self, view: pb.ClusterView) -> ClusterView:
         """Apply an update to the known state of the cluster; publish and return the new state."""
         self._apply_access(view)
         if view.is_snapshot:

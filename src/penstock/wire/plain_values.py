@@ -4,9 +4,9 @@ from dataclasses import fields
 from typing import Any
 
 
-def copy_fields(message: Any, kind: Any) -> dict[str, Any]:
-    """Return the message's fields that the dataclass `kind` also has, by name."""
-    return {each.name: getattr(message, each.name) for each in fields(kind)}
+def copy_fields(message: Any, dataclass: Any) -> dict[str, Any]:
+    """Return the message's fields that `dataclass` also has, by name."""
+    return {each.name: getattr(message, each.name) for each in fields(dataclass)}
 
 
 def to_plain_values(message: Any) -> Any:

@@ -46,8 +46,8 @@ DealerHandler = Callable[[list[Buffer]], None]
 class _Socket:
     """Reads a ZeroMQ socket on an event loop."""
 
-    def __init__(self, kind: int, max_message_bytes: int) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    def __init__(self, socket_type: int, max_message_bytes: int) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(socket_type)
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -242,7 +242,7 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint, keys: CurveKeys | None
         socket.bind(endpoint.to_bind)
     except zmq.ZMQError as error:
         raise ConfigError(f"cannot listen on {endpoint.bind}: {error.strerror}; choose another --bind") from error
-    reached = endpoint.peer_address(bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+    reached = endpoint.make_peer_address(bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
     return add_key(reached, keys.text) if keys is not None and is_encrypted else reached
 
 

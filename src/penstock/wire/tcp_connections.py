@@ -110,14 +110,14 @@ def close_port_connections(port: int) -> None:
     _close_matching(lambda ours, theirs: ours[1] == port)
 
 
-def _shut_down(opened: socket.socket) -> None:
-    opened.shutdown(socket.SHUT_RDWR)
+def _shut_down(connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_RDWR)
 
 
-def _abort(opened: socket.socket) -> None:
+def _abort(connection: socket.socket) -> None:
     # Connecting to AF_UNSPEC discards the bytes in the kernel's buffer. Python's `connect` rejects such an address.
     nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
-    ctypes.CDLL(None).connect(opened.fileno(), nowhere, len(nowhere))
+    ctypes.CDLL(None).connect(connection.fileno(), nowhere, len(nowhere))
 
 
 def _parse_peer(peer: str) -> tuple[str, int]:
@@ -160,13 +160,13 @@ def iterate_own_sockets(stack: ExitStack) -> Iterator[socket.socket]:
                 yield stack.enter_context(socket.socket(fileno=os.dup(int(name))))
 
 
-def _read_peer_address(opened: socket.socket) -> Any:
+def _read_peer_address(connection: socket.socket) -> Any:
     """Return the peer's address, or None if the socket is not connected."""
     try:
-        return opened.getpeername()
+        return connection.getpeername()
     except OSError:
         return None
 
 
-def _is_tcp(opened: socket.socket) -> bool:
-    return opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
+def _is_tcp(connection: socket.socket) -> bool:
+    return connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM

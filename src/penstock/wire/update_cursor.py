@@ -17,7 +17,7 @@ class ManagerUpdate(Protocol):
     since: int
 
 
-class Verdict(Enum):
+class UpdateVerdict(Enum):
     ACCEPTED = "accepted"  # apply the update
     MISSED = "missed"  # an earlier update is missing: request a snapshot
     DEPOSED = "deposed"  # the update's term is older than the newest known term: ignore it
@@ -29,15 +29,15 @@ class NewestTerm:
     def __init__(self) -> None:
         self.history = ""  # empty: not yet known
         self.epoch = 0
-        self._past: deque[str] = deque(maxlen=MAX_PAST_HISTORIES)
+        self._past_histories: deque[str] = deque(maxlen=MAX_PAST_HISTORIES)
 
     def has_replaced(self, history: str, epoch: int) -> bool:
         """Return whether the given term is over: its epoch is lower than the newest, or its history was replaced."""
-        return epoch < self.epoch if self._is_same(history) else history in self._past
+        return epoch < self.epoch if self._is_same(history) else history in self._past_histories
 
     def set(self, history: str, epoch: int) -> None:
         if self.history and not self._is_same(history):
-            self._past.append(self.history)
+            self._past_histories.append(self.history)
         self.history, self.epoch = history or self.history, epoch
 
     def _is_same(self, history: str) -> bool:
@@ -51,14 +51,14 @@ class UpdateCursor(NewestTerm):
         super().__init__()
         self.revision = 0  # within the newest term; 0 requests a snapshot
 
-    def receive(self, update: ManagerUpdate) -> Verdict:
+    def receive(self, update: ManagerUpdate) -> UpdateVerdict:
         """Decide what to do with an update; if the update is accepted, advance the cursor."""
         if self.has_replaced(update.history, update.epoch):
-            return Verdict.DEPOSED
+            return UpdateVerdict.DEPOSED
         is_same = update.epoch == self.epoch and update.history == self.history
         if not update.is_snapshot and not (is_same and update.since == self.revision):
             self.revision = 0
-            return Verdict.MISSED
+            return UpdateVerdict.MISSED
         self.set(update.history, update.epoch)
         self.revision = update.revision
-        return Verdict.ACCEPTED
+        return UpdateVerdict.ACCEPTED

@@ -30,7 +30,7 @@ class Endpoint(NamedTuple):
     def to_bind(self) -> str:
         return f"{self.bind[:-2]}:*" if self._has_open_port else self.bind
 
-    def for_heartbeats(self) -> "Endpoint":
+    def make_heartbeat_endpoint(self) -> "Endpoint":
         """Return the endpoint for the heartbeat socket: a file beside this socket's file, or the next port."""
         if not self.bind.startswith(TCP_PREFIX):
             return Endpoint(f"{self.bind}.beats")
@@ -39,11 +39,11 @@ class Endpoint(NamedTuple):
         host, _, port = self.bind.rpartition(":")
         return Endpoint(f"{host}:{int(port) + 1}", self.host, self.port and self.port + 1)
 
-    def peer_address(self, bound: str) -> str:
+    def make_peer_address(self, bound_address: str) -> str:
         """Return the address that peers connect to, given the address that the socket was bound to."""
         if not self.bind.startswith(TCP_PREFIX) or not self.host:
-            return bound
-        return f"{TCP_PREFIX}{Address(self.host, self.port or int(bound.rpartition(':')[2]))}"
+            return bound_address
+        return f"{TCP_PREFIX}{Address(self.host, self.port or int(bound_address.rpartition(':')[2]))}"
 
     @property
     def _has_open_port(self) -> bool:

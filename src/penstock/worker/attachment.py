@@ -19,8 +19,8 @@ from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.wire.clocks import measure_clock_ahead
 from penstock.wire.encodings import encode_generation_state
-from penstock.wire.leader_connection import Leader, log_request_errors
-from penstock.wire.update_cursor import UpdateCursor, Verdict
+from penstock.wire.leader_connection import LeaderClient, log_request_errors
+from penstock.wire.update_cursor import UpdateCursor, UpdateVerdict
 from penstock.worker.residency.residency import HeldBlock
 from penstock.worker.residency.residency_actions import BlockAssignment
 from penstock.worker.residency.worker_blocks import WorkCounts
@@ -84,7 +84,7 @@ class Attachment:
     """Keeps a worker's stream to the leading manager open."""
 
     def __init__(
-        self, worker_id: str, leader: Leader, machine: Machine, config: Config, owner: AttachmentOwner
+        self, worker_id: str, leader: LeaderClient, machine: Machine, config: Config, owner: AttachmentOwner
     ) -> None:
         self._worker_id = worker_id
         self._leader = leader
@@ -213,10 +213,10 @@ class Attachment:
         verdict = self._cursor.receive(assignment)
         if (self._cursor.history, self._cursor.epoch) != before:
             log.debug("leader_accepted", history=self._cursor.history, epoch=self._cursor.epoch)
-        if verdict is Verdict.DEPOSED:
+        if verdict is UpdateVerdict.DEPOSED:
             log.warning("deposed_manager_ignored", epoch=assignment.epoch, newest=self._cursor.epoch)
             return False
-        if verdict is Verdict.MISSED:
+        if verdict is UpdateVerdict.MISSED:
             self._is_lost = True
             self._changed.set()
             return True

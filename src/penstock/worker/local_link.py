@@ -102,21 +102,22 @@ class LocalLink:
 
     def probe(self, block_id: str) -> None:
         self._blocks.probe(
-            block_id, lambda problem: self._send_notice(lambda receiver: receiver.probed(block_id, problem))
+            block_id,
+            lambda problem: self._send_notice(lambda receiver: receiver.receive_probe_result(block_id, problem)),
         )
 
     def wake(self, block_id: str) -> None:
         with self._defer_notices():
             self._blocks.wake(block_id)
 
-    def statistics(self) -> Iterable[BlockStatistics]:
+    def collect_statistics(self) -> Iterable[BlockStatistics]:
         return self._blocks.statistics()
 
     # --- messages of the worker
 
     def say_hello(self) -> None:
         """Send the direct endpoint the worker's current blocks."""
-        self._notify(lambda receiver: receiver.offered(self._owner.local_offers()))
+        self._notify(lambda receiver: receiver.receive_offers(self._owner.local_offers()))
 
     def hand_back(self, jobs: Iterable[WorkerJob]) -> None:
         mine = [job for job in jobs if (linked := self._jobs.get(job.job_id)) is not None and linked[0] is job]
@@ -157,10 +158,10 @@ class LocalLink:
         else:
             parameters = dict(job.prepared.parameters) if job.prepared else {}
             result = InferResponse("", "", "", outcome, job.timing, parameters, not is_partial)
-        self._notify(lambda receiver: receiver.answered(job.job_id, job.attempt, result))
+        self._notify(lambda receiver: receiver.receive_answer(job.job_id, job.attempt, result))
 
     def _return_jobs(self, job_ids: list[int]) -> None:
-        self._notify(lambda receiver: receiver.handed_back(job_ids))
+        self._notify(lambda receiver: receiver.take_back_jobs(job_ids))
 
     def _notify(self, notice: Callable[[LocalReceiver], None]) -> None:
         if self._is_called:

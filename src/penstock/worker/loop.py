@@ -25,7 +25,7 @@ from penstock.wire import job_messages
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.encodings import encode_description, encode_devices
 from penstock.wire.heartbeats import WorkerHeartbeats
-from penstock.wire.leader_connection import Leader
+from penstock.wire.leader_connection import LeaderClient
 from penstock.wire.sockets import read_host_identity
 from penstock.worker.attachment import Attachment
 from penstock.worker.gateway_link import GatewayLink
@@ -69,7 +69,7 @@ class Worker:
     def __init__(
         self,
         worker_id: str,
-        leader: Leader,
+        leader: LeaderClient,
         config: Config,
         metrics: WorkerMetrics,
         traces: Traces,
@@ -85,7 +85,7 @@ class Worker:
         self._keys = CurveKeys()
         self._host = read_host_identity()
         self._zone = config.worker.zone
-        self._weight = config.worker.weight_of(worker_id)
+        self._weight = config.worker.find_weight(worker_id)
         self.heartbeats = WorkerHeartbeats(self._identity, config.data_plane.beat_s, self._keys)
         self.steps = RecentSteps()
         self._links: dict[str, GatewayLink] = {}

@@ -90,7 +90,7 @@ class Machine:
             gpu_memory_bytes=self._gpus.memory_bytes,
             version=installed_version("penstock-serve"),
             shared=shared,
-            weight=settings.weight_of(self._worker_id),
+            weight=settings.find_weight(self._worker_id),
             curve_key=self._curve_key,
             door=self.direct,
             is_door_tls=self._is_direct_tls,

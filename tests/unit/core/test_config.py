@@ -98,10 +98,10 @@ def test_error_messages_contain_no_secrets(tmp_path: Path, monkeypatch: pytest.M
 
 def test_task_processes_share_the_cores_unless_a_number_is_set() -> None:
     assert WorkerSettings().task_processes == "auto"
-    assert WorkerSettings().task_process_count(1, 16) == 14
-    assert WorkerSettings().task_process_count(1, 999) == 64
-    assert WorkerSettings().task_process_count(1000, 16) == WorkerSettings().task_process_count(1, 1) == 1
-    assert WorkerSettings(task_processes=5).task_process_count(2, 4) == 5
+    assert WorkerSettings().compute_task_processes(1, 16) == 14
+    assert WorkerSettings().compute_task_processes(1, 999) == 64
+    assert WorkerSettings().compute_task_processes(1000, 16) == WorkerSettings().compute_task_processes(1, 1) == 1
+    assert WorkerSettings(task_processes=5).compute_task_processes(2, 4) == 5
     with pytest.raises(ConfigError, match=r"setting PENSTOCK_WORKER__TASK_PROCESSES or its flag: .*, got 0"):
         load_config(worker={"task_processes": 0})
 

@@ -36,7 +36,7 @@ def test_empty_lists_allow_all_and_each_other_list_must_match() -> None:
 
 
 def test_a_session_belongs_to_its_key() -> None:
-    assert ANYBODY.session_id("s") == "s"
-    assert Principal("one", "k1").session_id("s") != Principal("two", "k2").session_id("s")
-    assert Principal("one", "a:b").session_id("c") != Principal("two", "a").session_id("b:c")
-    assert Principal("one", "a%3Ab").session_id("c") != Principal("two", "a:b").session_id("c")
+    assert ANYBODY.prefix_session_id("s") == "s"
+    assert Principal("one", "k1").prefix_session_id("s") != Principal("two", "k2").prefix_session_id("s")
+    assert Principal("one", "a:b").prefix_session_id("c") != Principal("two", "a").prefix_session_id("b:c")
+    assert Principal("one", "a%3Ab").prefix_session_id("c") != Principal("two", "a:b").prefix_session_id("c")

@@ -31,7 +31,7 @@ TABLE = KeyTable(
 
 def closed() -> Guard:
     guard = Guard()
-    guard.keys_changed(TABLE)
+    guard.set_keys(TABLE)
     return guard
 
 
@@ -99,18 +99,18 @@ def test_a_guard_without_keys_is_unavailable() -> None:
 )
 def test_the_setting_decides_whether_keys_are_required(asking: str, was_made: bool, is_open: bool) -> None:
     guard = Guard(asking)  # type: ignore[arg-type]
-    guard.keys_changed(KeyTable(SECRET, needs_key=was_made))
+    guard.set_keys(KeyTable(SECRET, needs_key=was_made))
     assert guard.is_open is is_open
 
 
 def test_changed_keys_apply_at_once() -> None:
     guard = closed()
-    guard.keys_changed(KeyTable(SECRET))
+    guard.set_keys(KeyTable(SECRET))
     assert type(refusal(lambda: guard.admit(Credentials((KEY,)), INFERENCE, NOW))) is Unauthenticated
 
 
 class SessionTokens:
-    def principal(self, token: str, now: float) -> Principal:
+    def read_token(self, token: str, now: float) -> Principal:
         if token != "a-token":
             raise Unauthenticated("no token of ours")
         return Principal("of a token", "good", frozenset(INFERENCE), blocks=("blk-1",), expires_at=NOW + 1)
@@ -119,7 +119,7 @@ class SessionTokens:
 def test_tokens_and_certificates_are_accepted() -> None:
     workers = Principal("worker-1", scopes=frozenset({Scope.JOIN}))
     guard = Guard("required", SessionTokens(), lambda names: workers if "worker-1" in names else None)
-    guard.keys_changed(TABLE)
+    guard.set_keys(TABLE)
     assert guard.admit(Credentials(("a-token",)), INFERENCE, NOW).blocks == ("blk-1",)
     assert type(refusal(lambda: guard.admit(Credentials(("a-token",)), INFERENCE, NOW + 1))) is Unauthenticated
     assert guard.admit(Credentials((KEY,), ("worker-1",)), INFERENCE, NOW).key_id == "good"

@@ -23,20 +23,20 @@ ASKER = Principal("shop", "key-1", frozenset((Scope.INFERENCE, Scope.ADMIN)), li
 
 def tokens(*keys: SigningKey, remembered: int = 8) -> SessionTokens:
     made = SessionTokens(remembered)
-    made.keys_changed({key.kid: derive_public_key(key.private) for key in keys})
+    made.set_keys({key.kid: derive_public_key(key.private) for key in keys})
     return made
 
 
 def refusal(reader: SessionTokens, token: str, now: float = NOW) -> str:
     with pytest.raises(Unauthenticated) as raised:
-        reader.principal(token, now)
+        reader.read_token(token, now)
     return raised.value.message
 
 
 def test_a_token_allows_its_keys_holder_inference_on_one_block() -> None:
     token = sign_token(FIRST, ASKER, "blk-a", NOW)
     assert token.expires_at == NOW + LIFETIME_S == NOW + 900
-    found = tokens(FIRST).principal(token.text, NOW)
+    found = tokens(FIRST).read_token(token.text, NOW)
     assert (found.name, found.key_id, found.limits, found.expires_at) == ("shop", "key-1", LIMITS, token.expires_at)
     assert found.scopes == {Scope.INFERENCE}
     assert found.may_use("any", "blk-a")
@@ -48,65 +48,65 @@ def test_a_token_expires_no_later_than_its_key() -> None:
     token = sign_token(FIRST, short, "blk-a", NOW)
     assert token.expires_at == NOW + 5
     reader = tokens(FIRST)
-    assert reader.principal(token.text, NOW + 4.9).key_id == "key-2"
+    assert reader.read_token(token.text, NOW + 4.9).key_id == "key-2"
     assert "expired" in refusal(reader, token.text, NOW + 5)
-    assert not reader._known
+    assert not reader._verified
 
 
 def test_only_the_given_clock_counts() -> None:
     future = 2.0**33
-    assert tokens(FIRST).principal(sign_token(FIRST, ASKER, "blk-a", future).text, future).key_id == "key-1"
+    assert tokens(FIRST).read_token(sign_token(FIRST, ASKER, "blk-a", future).text, future).key_id == "key-1"
 
 
 def test_a_verified_token_is_refused_once_its_key_is_revoked() -> None:
     token, reader = sign_token(FIRST, ASKER, "blk-a", NOW).text, tokens(FIRST)
-    reader.principal(token, NOW)
-    reader.keys_changed({"first": derive_public_key(FIRST.private)}, lambda key_id: -inf if key_id == "key-1" else inf)
+    reader.read_token(token, NOW)
+    reader.set_keys({"first": derive_public_key(FIRST.private)}, lambda key_id: -inf if key_id == "key-1" else inf)
     assert "revoked" in refusal(reader, token)
 
 
 def test_a_token_is_refused_once_its_keys_expiry_was_moved_forward() -> None:
     token, reader = sign_token(FIRST, ASKER, "blk-a", NOW).text, tokens(FIRST)
-    reader.keys_changed({"first": derive_public_key(FIRST.private)}, {"key-1": NOW + 5}.__getitem__)
-    assert reader.principal(token, NOW + 4.9).key_id == "key-1"
+    reader.set_keys({"first": derive_public_key(FIRST.private)}, {"key-1": NOW + 5}.__getitem__)
+    assert reader.read_token(token, NOW + 4.9).key_id == "key-1"
     assert "has expired" in refusal(reader, token, NOW + 5)
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 def test_a_token_lives_equally_long_if_its_issuers_clock_differs(ahead_s: float) -> None:
     token, reader = sign_token(FIRST, ASKER, "blk-a", NOW + ahead_s).text, tokens(FIRST)
-    reader.keys_changed({"first": derive_public_key(FIRST.private)}, clock_ahead_s=ahead_s)
-    assert reader.principal(token, NOW).expires_at == NOW + LIFETIME_S
-    assert reader.principal(token, NOW + LIFETIME_S - 1).key_id == "key-1"
+    reader.set_keys({"first": derive_public_key(FIRST.private)}, clock_ahead_s=ahead_s)
+    assert reader.read_token(token, NOW).expires_at == NOW + LIFETIME_S
+    assert reader.read_token(token, NOW + LIFETIME_S - 1).key_id == "key-1"
     assert "has expired" in refusal(reader, token, NOW + LIFETIME_S)
 
 
 def test_old_signing_keys_are_accepted_until_they_are_removed() -> None:
     token, reader = sign_token(FIRST, ASKER, "blk-a", NOW).text, tokens(FIRST)
-    reader.principal(token, NOW)
+    reader.read_token(token, NOW)
     both = {key.kid: derive_public_key(key.private) for key in (FIRST, SECOND)}
-    reader.keys_changed(both)
-    assert reader.principal(token, NOW).name == "shop"
-    assert reader.principal(sign_token(SECOND, ASKER, "blk-a", NOW).text, NOW).name == "shop"
+    reader.set_keys(both)
+    assert reader.read_token(token, NOW).name == "shop"
+    assert reader.read_token(sign_token(SECOND, ASKER, "blk-a", NOW).text, NOW).name == "shop"
     del both["first"]
-    reader.keys_changed(both)
+    reader.set_keys(both)
     assert "unknown key" in refusal(reader, token)
 
 
 def test_a_replaced_signing_key_of_the_same_id_is_used_from_then_on() -> None:
     reader = tokens(FIRST)
-    reader.principal(sign_token(FIRST, ASKER, "blk-a", NOW).text, NOW)
-    reader.keys_changed({"first": derive_public_key(SECOND.private)})
+    reader.read_token(sign_token(FIRST, ASKER, "blk-a", NOW).text, NOW)
+    reader.set_keys({"first": derive_public_key(SECOND.private)})
     assert "is invalid" in refusal(reader, sign_token(FIRST, ASKER, "blk-a", NOW).text)
     replaced = sign_token(SigningKey("first", SECOND.private), ASKER, "blk-a", NOW).text
-    assert reader.principal(replaced, NOW).key_id == "key-1"
+    assert reader.read_token(replaced, NOW).key_id == "key-1"
 
 
 def test_verified_tokens_stay_remembered_while_the_signing_keys_stay() -> None:
     reader = tokens(FIRST)
-    reader.principal(sign_token(FIRST, ASKER, "blk-a", NOW).text, NOW)
-    reader.keys_changed({"first": derive_public_key(FIRST.private)}, lambda key_id: -inf if key_id == "key-9" else inf)
-    assert reader._known
+    reader.read_token(sign_token(FIRST, ASKER, "blk-a", NOW).text, NOW)
+    reader.set_keys({"first": derive_public_key(FIRST.private)}, lambda key_id: -inf if key_id == "key-9" else inf)
+    assert reader._verified
 
 
 def forged(header: dict[str, object], claims: dict[str, object]) -> str:
@@ -164,7 +164,7 @@ def test_a_token_with_missing_or_invalid_claims_is_refused(told: dict[str, objec
 def test_a_token_allows_nothing_but_inference_whatever_its_scopes_are() -> None:
     private = Ed25519PrivateKey.from_private_bytes(FIRST.private)
     token = jwt.encode(claims(scopes=["metrics"]), private, "EdDSA", {"kid": "first"})
-    assert tokens(FIRST).principal(token, NOW).scopes == frozenset()
+    assert tokens(FIRST).read_token(token, NOW).scopes == frozenset()
 
 
 def test_a_text_that_cannot_be_a_token_is_refused_as_such() -> None:
@@ -186,13 +186,13 @@ def test_the_newest_verified_tokens_are_remembered() -> None:
     texts = [sign_token(FIRST, ASKER, f"blk-{n}", NOW).text for n in range(5)]
     for _ in range(2):
         for n, text in enumerate(texts):
-            assert reader.principal(text, NOW).blocks == (f"blk-{n}",)
-    assert list(reader._known) == texts[3:]
+            assert reader.read_token(text, NOW).blocks == (f"blk-{n}",)
+    assert list(reader._verified) == texts[3:]
 
 
 def test_a_guard_accepts_tokens_beside_keys() -> None:
     guard = Guard("required", tokens(FIRST))
-    guard.keys_changed(KeyTable(b"s"))
+    guard.set_keys(KeyTable(b"s"))
     shown = Credentials((sign_token(FIRST, ASKER, "blk-a", NOW).text,))
     assert guard.admit(shown, INFERENCE_SCOPES, NOW).key_id == "key-1"
     with pytest.raises(Forbidden):

@@ -83,7 +83,7 @@ def is_native(request: pytest.FixtureRequest) -> bool:
 @asynccontextmanager
 async def opened(served: Served, folder: Path, is_native: bool, limits: Limits) -> AsyncIterator[Endpoint]:
     edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard())
-    server = GrpcServer(edge, limits, is_port_shared=False, behind=folder if is_native else None)
+    server = GrpcServer(edge, limits, is_port_shared=False, backend_folder=folder if is_native else None)
     port = await server.start("127.0.0.1", 0, Certificates())
     try:
         yield Endpoint(served, server, port, is_native)
@@ -209,7 +209,7 @@ async def test_the_number_of_connections_is_limited(served: Served, tmp_path: Pa
 
 async def test_a_port_in_use_is_a_config_error(endpoint: Endpoint, tmp_path: Path) -> None:
     edge = OipGrpc(cast(Serving, endpoint.served.serving), endpoint.served.catalogue, create_open_guard())
-    second = GrpcServer(edge, Limits(), is_port_shared=False, behind=tmp_path if endpoint.is_native else None)
+    second = GrpcServer(edge, Limits(), is_port_shared=False, backend_folder=tmp_path if endpoint.is_native else None)
     with pytest.raises(ConfigError, match="--grpc-port"):
         await second.start("127.0.0.1", endpoint.port, Certificates())
 
@@ -220,7 +220,7 @@ async def test_gateways_share_a_port(served: Served, tmp_path: Path, is_native: 
         kept.bind(("127.0.0.1", 0))
         edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard())
         behind = tmp_path if is_native else None
-        servers = [GrpcServer(edge, Limits(), behind=behind) for _ in range(2)]
+        servers = [GrpcServer(edge, Limits(), backend_folder=behind) for _ in range(2)]
         port = kept.getsockname()[1]
         assert [await server.start("127.0.0.1", port, Certificates()) for server in servers] == [port, port]
         await servers[0].stop(0)

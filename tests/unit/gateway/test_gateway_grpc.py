@@ -55,7 +55,7 @@ async def channel(served: Served, tmp_path: Path, behind: Path | None) -> AsyncI
     memory = SharedMemory(tmp_path)
     large = LargeMessagePool(FewValues())
     edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard(), memory, large)
-    server = GrpcServer(edge, large.limits, SharedMemoryGrpc(memory), behind=behind)
+    server = GrpcServer(edge, large.limits, SharedMemoryGrpc(memory), backend_folder=behind)
     port = await server.start("127.0.0.1", 0, Certificates())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
@@ -65,7 +65,7 @@ async def channel(served: Served, tmp_path: Path, behind: Path | None) -> AsyncI
 async def test_calls_during_shutdown_fail_with_unavailable_not_cancelled(served: Served, behind: Path | None) -> None:
     """Open streams and calls whose message has not arrived fail in the same way."""
     edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard())
-    server = GrpcServer(edge, Limits(), behind=behind)
+    server = GrpcServer(edge, Limits(), backend_folder=behind)
     port = await server.start("127.0.0.1", 0, Certificates())
     own = (("grpc.use_local_subchannel_pool", 1),)  # each call has its own connection
     channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own) for _ in range(8)]

@@ -46,7 +46,7 @@ async def test_http_answers_hide_internal_details(
     client: httpx.AsyncClient, served: Served, message: str, method: str, path: str, body: Any
 ) -> None:
     served.serving.error = EngineFailed(message)
-    served.resolver.cluster_changed([*served.views[:-1], _failed(message)])
+    served.resolver.set_views([*served.views[:-1], _failed(message)])
     answer = await client.request(method, path, json=body)
     check(answer.text)
     assert answer.status_code in (200, 500, 503), answer.text

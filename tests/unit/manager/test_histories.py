@@ -19,7 +19,7 @@ from penstock.manager.manager_server import serve_manager
 from penstock.manager.worker_liveness import LivenessRules
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.background import BackgroundTasks
-from penstock.wire.leader_connection import Leader
+from penstock.wire.leader_connection import LeaderClient
 from penstock.wire.leader_search import LeaderSearch
 from penstock.wire.manager_connection import ManagerConnection
 from penstock.worker.attachment import Attachment
@@ -45,7 +45,7 @@ class Bed:
         (self.repository / "m" / "model.yaml").write_text("task: tensor\n")
         self.cluster_view = ClusterView([])
         self.assigned: dict[str, int] = {}  # revision by block
-        self.leaders = [Leader(LeaderSearch([self.address])) for _ in range(2)]
+        self.leaders = [LeaderClient(LeaderSearch([self.address])) for _ in range(2)]
         self.control = ManagerConnection(self.leaders[0], GatewayMember("g", "tcp://there"), self.hear)
         self.blocks = self
         machine = Machine("w", "node", WorkerSettings())

@@ -21,7 +21,7 @@ from penstock.manager.manager_server import serve_manager
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from penstock.wire.manager_connection import ManagerConnection
 from tests.hpack_bomb import PREFACE, SETTINGS, encode_frame
 from tests.managers import make_manager
@@ -36,7 +36,7 @@ class Gateway:
         self.views: Sequence[BlockView] = ()
         self.cluster_view = ClusterView(())
         self._changed = asyncio.Event()
-        self.leader = Leader(FixedLeader(address))
+        self.leader = LeaderClient(FixedLeader(address))
         self.control = ManagerConnection(self.leader, GatewayMember("gateway-1", "ipc://nowhere"), self._listen)
 
     async def until_routing(self, routing: str) -> None:

@@ -65,7 +65,7 @@ def levels(count: int, **by_level: QueuePolicy) -> Priorities:
 
 def table(declared: BlockRules | None = None, max_attempts: int = 3, seed: int = 0) -> JobTable:
     made = JobTable(Random(seed).random, max_attempts)
-    made.declare(BLOCK, declared or rules())
+    made.declare_block(BLOCK, declared or rules())
     return made
 
 

@@ -10,19 +10,19 @@ def make(gone: set[str]) -> Deadlines[str]:
 def test_keys_come_in_the_order_of_their_times_and_those_of_one_time_as_they_were_added() -> None:
     deadlines = make(set())
     for when, key in ((2.0, "c"), (1.0, "b"), (1.0, "a"), (3.0, "d")):
-        deadlines.watch(when, key)
-    assert deadlines.next() == 1.0
+        deadlines.add(when, key)
+    assert deadlines.peek_time() == 1.0
     assert [deadlines.pop(2.0) for _ in range(4)] == ["b", "a", "c", None]
-    assert deadlines.next() == 3.0
+    assert deadlines.peek_time() == 3.0
     assert deadlines.pop(3.0) == "d"
-    assert deadlines.next() is None
+    assert deadlines.peek_time() is None
 
 
 def test_a_key_that_no_longer_counts_is_not_due() -> None:
     gone: set[str] = set()
     deadlines = make(gone)
-    deadlines.watch(1.0, "a")
-    deadlines.watch(2.0, "b")
+    deadlines.add(1.0, "a")
+    deadlines.add(2.0, "b")
     gone.add("a")
     assert deadlines.pop(2.0) == "b"
 
@@ -30,8 +30,8 @@ def test_a_key_that_no_longer_counts_is_not_due() -> None:
 def test_keys_that_no_longer_count_are_removed_when_they_are_many() -> None:
     gone = {"x"}
     deadlines = make(gone)
-    deadlines.watch(9.0, "a")
+    deadlines.add(9.0, "a")
     for number in range(3 * SWEEP_MARGIN):
-        deadlines.watch(10.0 - number / SWEEP_MARGIN, "x")
+        deadlines.add(10.0 - number / SWEEP_MARGIN, "x")
         assert len(deadlines) <= SWEEP_MARGIN + 2
     assert deadlines.pop(10.0) == "a"

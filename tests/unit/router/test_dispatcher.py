@@ -46,14 +46,14 @@ async def test_a_job_is_sent_and_its_result_returned(bed: Bed) -> None:
     assert [bytes(tensor.data) for tensor in job_messages.decode_tensors(job.inputs, message)] == [TENSOR.data]
     assert 0 < job.timeout_us <= 60_000_000
     assert (job.priority, job.queue_timeout_us, job.HasField("session")) == (0, 0, False)
-    assert bed.dispatcher.jobs() == 1
-    assert bed.dispatcher.queue_lengths() == {"blk": (0, 1)}
+    assert bed.dispatcher.count_jobs() == 1
+    assert bed.dispatcher.count_jobs_by_block() == {"blk": (0, 1)}
     worker.answer(job)
     response = await answer
     assert response == InferResponse("m", "1", "r", response.outputs, Timing(1, 2, 3, 4, 5), {"p": 7}, is_final=True)
     assert [(found.name, bytes(found.data)) for found in response.outputs] == [("y", ANSWER.data)]
-    assert bed.dispatcher.jobs() == 0
-    assert bed.dispatcher.queue_lengths() == {"blk": (0, 0)}
+    assert bed.dispatcher.count_jobs() == 0
+    assert bed.dispatcher.count_jobs_by_block() == {"blk": (0, 0)}
 
 
 async def test_a_job_contains_the_requests_controls(bed: Bed) -> None:
@@ -93,7 +93,7 @@ async def test_a_job_that_cannot_be_sent_fails_alone_and_its_credit_is_reused(be
     assert {await outcome(each) for each in unsent} == {"internal"}
     worker.answer(await worker.get_job())
     await last
-    assert bed.dispatcher.jobs() == 0
+    assert bed.dispatcher.count_jobs() == 0
 
 
 async def test_a_failed_request_is_freed_at_once(bed: Bed) -> None:
@@ -139,14 +139,14 @@ async def test_a_failure_is_raised_with_its_code_and_fields(bed: Bed, error: Pen
     with pytest.raises(type(error)) as raised:
         await answer
     assert (raised.value.message, raised.value.fields) == (error.message, error.fields)
-    assert bed.dispatcher.jobs() == 0
+    assert bed.dispatcher.count_jobs() == 0
 
 
 async def test_a_job_waits_for_a_credit_and_takes_the_next_free_one(bed: Bed) -> None:
     worker = await bed.worker()
     first, second = bed.ask(), bed.ask()
     job = await worker.get_job()
-    assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
+    assert bed.dispatcher.count_jobs_by_block() == {"blk": (1, 1)}
     worker.answer(job)
     worker.answer(await worker.get_job())
     assert [(await answer).request_id for answer in (first, second)] == ["r", "r"]
@@ -159,7 +159,7 @@ async def test_a_full_queue_refuses_at_once(bed: Bed) -> None:
     bed.ask(full)
     with pytest.raises(QueueFull):
         await bed.ask(full)
-    assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
+    assert bed.dispatcher.count_jobs_by_block() == {"blk": (1, 1)}
 
 
 async def test_a_duplicate_result_or_one_of_another_attempt_is_counted_and_dropped(bed: Bed) -> None:
@@ -188,7 +188,7 @@ async def test_a_leaving_callers_job_is_cancelled_on_the_worker(bed: Bed) -> Non
     header, _ = await worker.get("cancel")
     assert list(header.cancel.job_ids) == [job.job_id]
     assert answer.cancelled()
-    assert bed.dispatcher.jobs() == 0
+    assert bed.dispatcher.count_jobs() == 0
     worker.answer(job)
     await bed.until_counted("late_replies")
 
@@ -199,7 +199,7 @@ async def test_a_leaving_callers_waiting_job_is_dropped_silently(bed: Bed) -> No
     job = await worker.get_job()
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
-    assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
+    assert bed.dispatcher.count_jobs_by_block() == {"blk": (1, 1)}
     worker.answer(job)
     job = await worker.get_job()
     assert job.request_id == "third"
@@ -249,7 +249,7 @@ async def test_a_deadline_passes_while_a_job_waits(bed: Bed) -> None:
     await worker.get_job()
     with pytest.raises(DeadlineExceeded, match="while the request was waiting"):
         await bed.ask(timeout_s=0.05)
-    assert bed.dispatcher.queue_lengths() == {"blk": (0, 1)}
+    assert bed.dispatcher.count_jobs_by_block() == {"blk": (0, 1)}
     assert not worker.has("cancel")
 
 
@@ -267,7 +267,7 @@ async def test_a_retired_block_fails_what_waits_for_it(bed: Bed) -> None:
     worker = await bed.worker()
     running, waiting = bed.ask(), bed.ask()
     job = await worker.get_job()
-    bed.dispatcher.retire({"blk": ModelNotReady("it is gone")})
+    bed.dispatcher.retire_blocks({"blk": ModelNotReady("it is gone")})
     worker.say_hello()
     with pytest.raises(ModelNotReady, match="it is gone"):
         await waiting
@@ -279,9 +279,9 @@ async def test_a_block_has_no_fingerprint_while_workers_hold_different_files(bed
     old, new = replace(block(), fingerprint="old"), replace(block(), fingerprint="new")
     first = await bed.worker("a", offer(old))
     await bed.worker("b", offer(old))
-    assert bed.dispatcher.descriptions()["blk"].fingerprint == "old"
+    assert bed.dispatcher.list_descriptions()["blk"].fingerprint == "old"
     await first.join(offer(new))
-    assert bed.dispatcher.descriptions()["blk"].fingerprint == ""
+    assert bed.dispatcher.list_descriptions()["blk"].fingerprint == ""
 
 
 # --- streams
@@ -317,7 +317,7 @@ async def test_a_stream_returns_answers_in_order_and_requests_more_as_they_are_t
     worker.answer(job, outputs=[])
     rest = [response async for response in stream]
     assert [(found.is_final, len(found.outputs)) for found in rest] == [*[(False, 1)] * (AHEAD // 2), (True, 0)]
-    assert bed.dispatcher.jobs() == 0
+    assert bed.dispatcher.count_jobs() == 0
     assert not worker.has("cancel")
 
 
@@ -361,7 +361,7 @@ async def test_a_stream_that_is_closed_early_is_cancelled(bed: Bed) -> None:
     await stream.aclose()
     header, _ = await worker.get("cancel")
     assert list(header.cancel.job_ids) == [job.job_id]
-    assert bed.dispatcher.jobs() == 0
+    assert bed.dispatcher.count_jobs() == 0
     worker.answer(job, is_partial=True)
     await bed.until_counted("late_replies")
 
@@ -371,7 +371,7 @@ async def test_a_stream_is_cancelled_with_its_waiting_caller(bed: Bed) -> None:
     _, first, _ = await begin(bed, worker)
     first.cancel()
     await worker.get("cancel")
-    assert bed.dispatcher.jobs() == 0
+    assert bed.dispatcher.count_jobs() == 0
 
 
 async def test_a_stream_fails_after_its_earlier_answers(bed: Bed) -> None:
@@ -402,10 +402,10 @@ async def test_a_stream_is_refused_if_the_queue_is_full(bed: Bed) -> None:
     await bed.worker("a", offer(full))
     bed.ask(full)
     bed.ask(full)
-    await until(lambda: bed.dispatcher.jobs() == 2)
+    await until(lambda: bed.dispatcher.count_jobs() == 2)
     with pytest.raises(QueueFull):
         await anext(follow(bed, full))
-    assert bed.dispatcher.jobs() == 2
+    assert bed.dispatcher.count_jobs() == 2
 
 
 def later() -> float:

@@ -52,7 +52,7 @@ def test_consecutive_failures_eject_a_worker(code: str) -> None:
     assert bench.fail(A, 2, code) == []
     assert bench.fail(A, 1, code) == [ReportEjection(A, BLOCK, "3 failures in a row; last: out of memory")]
     assert bench.takers() == {B}
-    ejected, healthy = bench.jobs.slot_states(BLOCK, 2.0)
+    ejected, healthy = bench.jobs.list_slot_states(BLOCK, 2.0)
     assert (ejected.state, ejected.reason) == ("ejected", "3 failures in a row; last: out of memory")
     assert (ejected.ejected_for_s, ejected.next_probe_s) == (2.0, 3.0)
     assert (healthy.state, healthy.reason, healthy.ejected_for_s) == ("healthy", "", 0.0)
@@ -109,9 +109,9 @@ def test_a_successful_probe_readmits_a_worker() -> None:
     assert bench.jobs.tick(14.9) == []
     assert bench.jobs.tick(15.0) == [SendProbe(A, BLOCK)]
     assert bench.jobs.tick(16.0) == []
-    assert bench.jobs.probed(A, BLOCK, "", 16.0) == [ReportRestoration(A, BLOCK)]
+    assert bench.jobs.receive_probe_result(A, BLOCK, "", 16.0) == [ReportRestoration(A, BLOCK)]
     assert bench.takers(16.0) == {A, B}
-    assert bench.jobs.probed(A, BLOCK, "", 17.0) == []
+    assert bench.jobs.receive_probe_result(A, BLOCK, "", 17.0) == []
     assert bench.jobs.tick(1000.0) == []
     assert bench.fail(A, 2, now=1000.0) == []  # it starts with a clean record
 
@@ -127,7 +127,7 @@ def test_the_time_between_probes_doubles_up_to_its_limit(is_answered: bool) -> N
         if bench.jobs.tick(now):
             probes.append(now)
             if is_answered:
-                assert bench.jobs.probed(A, BLOCK, "still broken", now + 1.0) == []
+                assert bench.jobs.receive_probe_result(A, BLOCK, "still broken", now + 1.0) == []
     lost = 1.0 if is_answered else 5.0  # until the answer, or until the probe was given up
     assert probes[0] == 5.0
     assert [later - earlier - lost for earlier, later in pairwise(probes)] == [10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
@@ -140,9 +140,9 @@ def test_a_late_answer_to_a_probe_counts_if_it_is_good() -> None:
     bench.jobs.tick(5.0)
     bench.jobs.tick(10.0)  # the probe was given up
     due = next_due(bench.jobs)
-    assert bench.jobs.probed(A, BLOCK, "broken", 11.0) == []
+    assert bench.jobs.receive_probe_result(A, BLOCK, "broken", 11.0) == []
     assert next_due(bench.jobs) == due
-    assert bench.jobs.probed(A, BLOCK, "", 12.0) == [ReportRestoration(A, BLOCK)]
+    assert bench.jobs.receive_probe_result(A, BLOCK, "", 12.0) == [ReportRestoration(A, BLOCK)]
     assert next_due(bench.jobs) is None
 
 
@@ -159,7 +159,7 @@ def test_no_more_than_half_of_the_workers_are_ejected() -> None:
     ejected = [len(bench.fail(worker, 3)) for worker in workers]
     assert ejected == [1, 1, 1, 0, 0, 0, 0]
     bench.jobs.tick(5.0)
-    assert bench.jobs.probed(workers[0], BLOCK, "", 6.0) == [ReportRestoration(workers[0], BLOCK)]
+    assert bench.jobs.receive_probe_result(workers[0], BLOCK, "", 6.0) == [ReportRestoration(workers[0], BLOCK)]
     assert len(bench.fail(workers[5], 3, now=6.0)) == 1  # there is room for another ejection
 
 
@@ -194,7 +194,7 @@ def test_jobs_waiting_for_an_ejected_worker_are_placed_again() -> None:
     jobs = table(rules("hash", 100, health=EAGER))
     join(jobs, A, 3)
     join(jobs, B, 1)
-    key = next(f"k-{n}" for n in range(100) if jobs.owner(BLOCK, f"k-{n}") == A)
+    key = next(f"k-{n}" for n in range(100) if jobs.find_owner(BLOCK, f"k-{n}") == A)
     for n in range(6):
         jobs.submit(job(n, key=key), 0.0)
     for n in range(2):
@@ -202,7 +202,7 @@ def test_jobs_waiting_for_an_ejected_worker_are_placed_again() -> None:
     actions = jobs.complete(A, 2, 1, 1.0, "internal", "x")[1]
     assert isinstance(actions[0], ReportEjection)
     assert sent(actions) == [(B, 5)]  # 3 and 4 had been sent to A when other jobs failed there
-    assert jobs.owner(BLOCK, key) == B
+    assert jobs.find_owner(BLOCK, key) == B
 
 
 def test_a_worker_that_no_longer_offers_the_block_is_not_probed() -> None:
@@ -210,7 +210,7 @@ def test_a_worker_that_no_longer_offers_the_block_is_not_probed() -> None:
     bench.fail(A, 3)
     bench.jobs.join(A, [], 1.0)
     assert bench.jobs.tick(100.0) == []
-    assert bench.jobs.probed(A, BLOCK, "", 100.0) == []
+    assert bench.jobs.receive_probe_result(A, BLOCK, "", 100.0) == []
     join(bench.jobs, A, 2, 101.0)
     assert bench.takers() == {A, B}
 
@@ -239,15 +239,15 @@ def test_jobs_waiting_for_a_draining_worker_move_even_if_an_ejected_one_returns(
     bench.fail(A, 3)
     bench.fail(B, 3)
     jobs = bench.jobs
-    sessions = [f"s-{n}" for n in range(200) if jobs.owner(BLOCK, f"s-{n}") == C]
+    sessions = [f"s-{n}" for n in range(200) if jobs.find_owner(BLOCK, f"s-{n}") == C]
     for n, session in enumerate(sessions[:12], start=1000):
         jobs.submit(job(n, session=session), 0.0)
-    assert jobs.lengths()[BLOCK][0] == 10
+    assert jobs.count_jobs()[BLOCK][0] == 10
     actions = jobs.join(C, [], 1.0)
     assert actions[0] == ReportRestoration(A, BLOCK)
     for worker, number in sent(actions):
-        assert worker == jobs.owner(BLOCK, sessions[number - 1000])
-    standing = {slot.worker: slot for slot in jobs.slot_states(BLOCK, 1.0)}
+        assert worker == jobs.find_owner(BLOCK, sessions[number - 1000])
+    standing = {slot.worker: slot for slot in jobs.list_slot_states(BLOCK, 1.0)}
     for worker in (A, b"worker-d"):
         assert standing[worker].in_flight == 2, "no worker is idle while jobs wait for it"
-    assert jobs.lengths()[BLOCK][0] == 6
+    assert jobs.count_jobs()[BLOCK][0] == 6

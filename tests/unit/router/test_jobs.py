@@ -45,8 +45,8 @@ def test_the_emptier_worker_is_chosen() -> None:
     join(jobs, B, 4, 0.0)
     for n in range(8):
         jobs.submit(job(n), 0.0)
-    assert jobs.lengths()[BLOCK][0] == 0
-    assert jobs.lengths()[BLOCK][1] == 8
+    assert jobs.count_jobs()[BLOCK][0] == 0
+    assert jobs.count_jobs()[BLOCK][1] == 8
 
 
 def test_a_dead_workers_jobs_are_sent_first_and_in_order() -> None:
@@ -117,7 +117,7 @@ def test_deadlines_fail_waiting_and_running_jobs() -> None:
     assert [a.job.job_id for a in actions if isinstance(a, FailJob)] == [1, 2]
     assert all(isinstance(a.error, DeadlineExceeded) for a in actions if isinstance(a, FailJob))
     assert CancelJob(A, 1) in actions
-    assert jobs.lengths()[BLOCK][1] == 1
+    assert jobs.count_jobs()[BLOCK][1] == 1
 
 
 def test_cancel_removes_a_waiting_job_or_notifies_the_worker() -> None:
@@ -126,7 +126,7 @@ def test_cancel_removes_a_waiting_job_or_notifies_the_worker() -> None:
     jobs.submit(job(1), 0.0)
     jobs.submit(job(2), 0.0)
     assert jobs.cancel(2, 1.0) == []
-    assert jobs.lengths()[BLOCK][0] == 0
+    assert jobs.count_jobs()[BLOCK][0] == 0
     assert jobs.cancel(1, 1.0) == [CancelJob(A, 1)]
     assert jobs.cancel(1, 1.0) == []
 
@@ -143,13 +143,13 @@ def test_cancelled_jobs_do_not_accumulate_in_the_queue() -> None:
 def test_retiring_a_block_fails_its_waiting_jobs() -> None:
     jobs = table()
     jobs.submit(job(1), 0.0)
-    (failed,) = jobs.retire({BLOCK: ModelNotReady("unloaded")})
+    (failed,) = jobs.retire_blocks({BLOCK: ModelNotReady("unloaded")})
     assert isinstance(failed, FailJob)
     assert isinstance(failed.error, ModelNotReady)
     with pytest.raises(ModelNotReady, match="unloaded"):
         jobs.submit(job(2), 0.0)
     assert len(jobs) == 0
-    assert jobs.retire({}) == []
+    assert jobs.retire_blocks({}) == []
     assert jobs.submit(job(3), 0.0) == [], "the block is wanted again and waits for a worker"
 
 
@@ -158,7 +158,7 @@ def test_waiting_jobs_of_a_retired_block_run_on_workers_that_still_hold_it() -> 
     join(jobs, A, 1)
     for number in (1, 2, 3):
         jobs.submit(job(number), 0.0)
-    assert jobs.retire({BLOCK: ModelNotReady("unloaded")}) == []
+    assert jobs.retire_blocks({BLOCK: ModelNotReady("unloaded")}) == []
     assert [type(action) for action in jobs.complete(A, 1, 1, 1.0)[1]] == [SendJob]
     stranded = jobs.join(A, [], 2.0)
     assert [type(action) for action in stranded] == [FailJob]
@@ -170,7 +170,7 @@ def test_a_job_returned_by_the_last_worker_of_a_retired_block_fails_at_once(is_d
     jobs = table()
     join(jobs, A, 2)
     jobs.submit(job(1), 0.0)
-    jobs.retire({BLOCK: ModelNotReady("unloaded")})
+    jobs.retire_blocks({BLOCK: ModelNotReady("unloaded")})
     if is_death:
         actions = jobs.leave(A, 1.0)
     else:
@@ -183,31 +183,32 @@ def test_a_job_returned_by_the_last_worker_of_a_retired_block_fails_at_once(is_d
 def test_the_table_knows_whether_a_block_is_served() -> None:
     jobs = table()
     join(jobs, A, 1)
-    assert jobs.activities()[BLOCK].last_answer_at == 0.0
+    assert jobs.describe_activities()[BLOCK].last_answer_at == 0.0
     for number in (1, 2, 3):
         jobs.submit(job(number, deadline=100.0), 1.0)
-    seen = jobs.activities()[BLOCK]
-    assert (seen.in_hand, seen.waiting, seen.unanswered, seen.last_answer_at) == (3, 2, 0, 0.0)
+    seen = jobs.describe_activities()[BLOCK]
+    assert (seen.unfinished, seen.waiting, seen.unanswered, seen.last_answer_at) == (3, 2, 0, 0.0)
     jobs.complete(A, 1, 1, 5.0)
     jobs.complete(A, 2, 1, 6.0, "deadline_exceeded")
     jobs.cancel(3, 7.0)
-    seen = jobs.activities()[BLOCK]
-    assert (seen.in_hand, seen.waiting, seen.unanswered, seen.last_answer_at) == (0, 0, 2, 5.0)
+    seen = jobs.describe_activities()[BLOCK]
+    assert (seen.unfinished, seen.waiting, seen.unanswered, seen.last_answer_at) == (0, 0, 2, 5.0)
     jobs.submit(job(4, deadline=100.0), 8.0)
     jobs.submit(job(5, deadline=100.0), 8.0)
     jobs.complete(A, 4, 1, 9.0, "engine_failed")
-    assert (jobs.activities()[BLOCK].unanswered, jobs.activities()[BLOCK].last_answer_at) == (2, 9.0)
+    assert (jobs.describe_activities()[BLOCK].unanswered, jobs.describe_activities()[BLOCK].last_answer_at) == (2, 9.0)
     jobs.complete(A, 5, 1, 99.95, "engine_failed")
-    assert (jobs.activities()[BLOCK].unanswered, jobs.activities()[BLOCK].last_answer_at) == (3, 9.0), (
-        "the worker has hung since then"
-    )
-    jobs.probed(A, BLOCK, "", 110.0)
-    assert jobs.activities()[BLOCK].last_answer_at == 110.0
+    assert (jobs.describe_activities()[BLOCK].unanswered, jobs.describe_activities()[BLOCK].last_answer_at) == (
+        3,
+        9.0,
+    ), "the worker has hung since then"
+    jobs.receive_probe_result(A, BLOCK, "", 110.0)
+    assert jobs.describe_activities()[BLOCK].last_answer_at == 110.0
     jobs.submit(job(6), 111.0)
     jobs.submit(job(7), 111.0)
-    jobs.probed(A, BLOCK, "broken", 112.0)
-    jobs.probed(A, BLOCK, "", 113.0, is_idle=True)
-    assert jobs.activities()[BLOCK].last_answer_at == 110.0, "a success does not count while jobs wait"
+    jobs.receive_probe_result(A, BLOCK, "broken", 112.0)
+    jobs.receive_probe_result(A, BLOCK, "", 113.0, is_idle=True)
+    assert jobs.describe_activities()[BLOCK].last_answer_at == 110.0, "a success does not count while jobs wait"
 
 
 def test_a_worker_must_not_offer_undeclared_blocks() -> None:
@@ -225,7 +226,7 @@ def test_a_partial_answer_leaves_the_job_running() -> None:
     running = jobs.find_for_partial(A, 1, 1, 0.0)
     assert running is not None
     assert running.job_id == 1
-    assert jobs.lengths()[BLOCK][1] == 1
+    assert jobs.count_jobs()[BLOCK][1] == 1
 
 
 def test_a_job_that_fails_in_a_tick_is_not_sent_in_it() -> None:
@@ -256,10 +257,10 @@ def test_slot_states_describe_every_slot() -> None:
     jobs.complete(A, 1, 1, 0.25)
     jobs.submit(job(2, key="x"), 1.0)
     jobs.submit(job(3, key="x"), 1.0)
-    (slot,) = jobs.slot_states(BLOCK, 2.0)
+    (slot,) = jobs.list_slot_states(BLOCK, 2.0)
     assert (slot.worker, slot.name, slot.in_flight, slot.waiting, slot.credits) == (A, "worker-a", 1, 1, 1)
     assert (slot.weight, slot.distance, slot.latency_ms, slot.state, slot.reason) == (2.0, 1, 250.0, "healthy", "")
-    assert jobs.slot_states("blk-other", 2.0) == []
+    assert jobs.list_slot_states("blk-other", 2.0) == []
 
 
 def test_the_same_events_give_the_same_actions() -> None:

@@ -62,7 +62,7 @@ def test_a_cancelled_job_makes_room_in_its_level() -> None:
     jobs.submit(job(1, priority=2), 0.0)
     jobs.cancel(1, 0.0)
     jobs.submit(job(2, priority=2), 0.0)
-    assert jobs.lengths()[BLOCK][0] == 1
+    assert jobs.count_jobs()[BLOCK][0] == 1
 
 
 def test_a_lost_job_goes_to_the_front_of_its_level_only() -> None:
@@ -86,7 +86,7 @@ def test_a_job_that_waits_too_long_is_refused() -> None:
     assert isinstance(action.error, QueueTimeout)
     assert "2.000 s" in action.error.message
     assert action.job.job_id == 1
-    assert jobs.lengths()[BLOCK][0] == 1
+    assert jobs.count_jobs()[BLOCK][0] == 1
     assert sent(jobs.complete(A, 0, 1, 3.0)[1]) == [(A, 2)]
     assert jobs.tick(5.0) == []  # running jobs left their queue in time
 
@@ -96,7 +96,7 @@ def test_a_job_that_waits_too_long_can_be_delayed_instead() -> None:
     for n in (1, 2):
         jobs.submit(job(n, 1e9, queue_deadline=1.0), 0.0)
     assert jobs.tick(1.0) == []
-    assert jobs.lengths()[BLOCK][0] == 2
+    assert jobs.count_jobs()[BLOCK][0] == 2
     assert next_due(jobs) == 1e9
     for n in (3, 4):
         jobs.submit(job(n, 1e9, queue_deadline=60.0), 2.0)
@@ -171,13 +171,13 @@ def test_levels_and_timeouts_apply_to_jobs_waiting_for_one_worker() -> None:
 def test_retiring_a_block_fails_the_jobs_in_all_its_queues() -> None:
     jobs = table(rules("hash", 100))
     jobs.submit(job(1, key="x"), 0.0)
-    assert failed(jobs.retire({BLOCK: ModelNotReady("gone")})) == [1]
+    assert failed(jobs.retire_blocks({BLOCK: ModelNotReady("gone")})) == [1]
     join(jobs, A, 1)
     jobs.submit(job(2, key="x"), 0.0)
     jobs.submit(job(3, key="x"), 0.0)
     jobs.submit(job(4), 0.0)
     assert sorted(failed(jobs.join(A, [], 0.0))) == [3, 4]
-    assert (len(jobs), jobs.lengths()[BLOCK][0], jobs.lengths()[BLOCK][1]) == (1, 0, 1)
+    assert (len(jobs), jobs.count_jobs()[BLOCK][0], jobs.count_jobs()[BLOCK][1]) == (1, 0, 1)
 
 
 def test_repeatedly_delayed_jobs_leave_nothing_behind() -> None:
@@ -219,5 +219,5 @@ def test_a_queue_keeps_its_order_when_jobs_leave() -> None:
 
 def test_rules_come_from_the_model_unless_a_routing_is_configured() -> None:
     settings = BlockSettings.model_validate({"batching": {"max_queue": 7}, "routing": {"policy": "random"}})
-    assert BlockRules.of(settings) == BlockRules(7, Routing(policy="random"))
-    assert BlockRules.of(settings, Routing(policy="hash")).routing.policy == "hash"
+    assert BlockRules.from_settings(settings) == BlockRules(7, Routing(policy="random"))
+    assert BlockRules.from_settings(settings, Routing(policy="hash")).routing.policy == "hash"

@@ -73,7 +73,7 @@ def test_a_job_bound_to_a_worker_recalls_from_that_worker() -> None:
     jobs = table(rules("hash", max_queue=9, priorities=levels(2)))
     join(jobs, A, 1, 0.0)
     join(jobs, B, 1, 0.0)
-    keys = {jobs.owner(BLOCK, f"k{n}"): f"k{n}" for n in range(50)}
+    keys = {jobs.find_owner(BLOCK, f"k{n}"): f"k{n}" for n in range(50)}
     jobs.submit(job(1, priority=2, key=keys[A]), 0.0)
     jobs.submit(job(2, priority=2, key=keys[B]), 0.0)
     assert recalled(jobs.submit(job(3, priority=1, key=keys[A]), 0.0)) == [(A, 1)]

@@ -39,7 +39,7 @@ class Simulation:
     def __init__(self, policy: str, slow: Iterable[int] = (), flapping: Iterable[int] = ()) -> None:
         self.draws = Draws(1)
         self.table = JobTable(self.draws.random, 1_000_000)
-        self.table.declare(BLOCK, rules(policy, 1_000_000))
+        self.table.declare_block(BLOCK, rules(policy, 1_000_000))
         self.names = [b"worker-%d" % n for n in range(WORKERS)]
         self.served = [0] * WORKERS
         self.deepest = 0  # the most jobs that a worker had at a time
@@ -197,7 +197,7 @@ def test_each_key_stays_on_one_worker() -> None:
 def lines(policy: str, workers: int, jobs: int = 2000) -> float:
     """Return how many lines of the router one job executes, with twenty in flight."""
     table = JobTable(Random(workers).random)
-    table.declare(BLOCK, rules(policy, 1000))
+    table.declare_block(BLOCK, rules(policy, 1000))
     for n in range(workers):
         table.join(b"%d" % n, [Offer(BLOCK, 4, f"worker-{n}", 1.0 + n % 3, n % 3)], 0.0)
     running: deque[tuple[bytes, int]] = deque()

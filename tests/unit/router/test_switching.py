@@ -12,14 +12,14 @@ from tests.unit.router.tables import BLOCK, POLICIES, A, B, C, job, join, levels
 
 
 def switch(jobs: JobTable, policy: str, now: float, max_queue: int = 100) -> list[Action]:
-    jobs.declare(BLOCK, rules(policy, max_queue))
+    jobs.declare_block(BLOCK, rules(policy, max_queue))
     return jobs.tick(now)
 
 
 def test_equal_rules_change_nothing() -> None:
     jobs = table(rules(max_queue=100))
     before = jobs._queues[BLOCK].policy
-    jobs.declare(BLOCK, rules(max_queue=100))
+    jobs.declare_block(BLOCK, rules(max_queue=100))
     assert jobs._queues[BLOCK].policy is before
     assert next_due(jobs) is None
 
@@ -31,7 +31,7 @@ def test_every_policy_can_follow_every_other(before: str, policy: str) -> None:
     for worker in (A, B, C):
         join(jobs, worker, 2)
     running = [found for n in range(9) for found in sent(jobs.submit(job(n, key=f"k-{n}"), 0.0))]
-    jobs.declare(BLOCK, rules(policy, 100))
+    jobs.declare_block(BLOCK, rules(policy, 100))
     assert next_due(jobs) == (100.0 if policy == before else 0.0)
     running += sent(jobs.tick(1.0))
     ended = set()
@@ -49,10 +49,10 @@ def test_jobs_waiting_for_one_worker_are_sent_anywhere_after_the_switch() -> Non
     jobs = table(rules("hash", 100))
     for worker in (A, B, C):
         join(jobs, worker, 1)
-    home = jobs.owner(BLOCK, "x")
+    home = jobs.find_owner(BLOCK, "x")
     for n in range(3):
         jobs.submit(job(n, key="x"), float(n))
-    assert jobs.lengths()[BLOCK][0] == 2
+    assert jobs.count_jobs()[BLOCK][0] == 2
     started = sent(switch(jobs, "least_connections", 3.0))
     assert {worker for worker, _ in started} == {A, B, C} - {home}
     assert [number for _, number in started] == [1, 2]
@@ -70,7 +70,7 @@ def test_jobs_waiting_for_any_worker_are_sent_to_their_owner_after_the_switch() 
         _, actions = jobs.complete(worker, first, 1, 2.0)
         while started := sent(actions):
             ((taker, number),) = started
-            assert taker == worker == jobs.owner(BLOCK, f"k-{number}")
+            assert taker == worker == jobs.find_owner(BLOCK, f"k-{number}")
             _, actions = jobs.complete(taker, number, 1, 3.0)
     assert len(jobs) == 0
 
@@ -79,13 +79,13 @@ def test_a_session_stays_on_its_worker_through_a_switch() -> None:
     jobs = table(rules("power_of_two", 100))
     for worker in (A, B, C):
         join(jobs, worker, 1)
-    home = jobs.owner(BLOCK, "s")
+    home = jobs.find_owner(BLOCK, "s")
     assert home is not None
     for n in range(3):
         jobs.submit(job(n, session="s"), 0.0)
     for policy in POLICIES:
         assert switch(jobs, policy, 1.0) == []
-    assert jobs.slot_states(BLOCK, 1.0)[[A, B, C].index(home)].waiting == 2
+    assert jobs.list_slot_states(BLOCK, 1.0)[[A, B, C].index(home)].waiting == 2
 
 
 def test_turns_restart_with_each_switch_to_weighted() -> None:
@@ -110,7 +110,7 @@ def test_changed_levels_apply_to_new_jobs_and_keep_waiting_ones() -> None:
     join(jobs, A, 1)
     for n in range(4):
         jobs.submit(job(n, priority=max(1, n)), 0.0)
-    jobs.declare(BLOCK, rules(max_queue=100, priorities=Priorities()))
+    jobs.declare_block(BLOCK, rules(max_queue=100, priorities=Priorities()))
     jobs.submit(job(4), 1.0)
     running, found = 0, []
     while actions := sent(jobs.complete(A, running, 1, 2.0)[1]):
@@ -144,7 +144,7 @@ def test_switching_under_load_loses_no_job() -> None:
     while submitted < 10_000:
         now += 1.0
         if now % 100 == 0:
-            jobs.declare(BLOCK, rules(rng.choice(POLICIES), 100_000))
+            jobs.declare_block(BLOCK, rules(rng.choice(POLICIES), 100_000))
         take(jobs.tick(now))
         event, worker = rng.random(), b"worker-%d" % rng.randrange(12)
         if event < 0.5 or not running:

@@ -40,7 +40,7 @@ class Walk:
         self.rng = Random(seed)
         self.table = JobTable(Random(seed).random)
         self.rules = rules(policy, 30, health=HEALTH, priorities=PRIORITIES)
-        self.table.declare(BLOCK, self.rules)
+        self.table.declare_block(BLOCK, self.rules)
         self.now = 0.0
         self.credits: dict[bytes, int] = {}
         self.running: dict[int, tuple[bytes, int]] = {}
@@ -170,21 +170,21 @@ class Walk:
         self.perform(self.table.leave(worker, self.now))
         assert all(who != worker for who, _ in self.running.values())
 
-    def probed(self) -> None:
+    def receive_probe_result(self) -> None:
         if self.probes:
             worker = self.rng.choice(sorted(self.probes))
             self.probes.discard(worker)
-            self.perform(self.table.probed(worker, BLOCK, self.rng.choice(("", "broken")), self.now))
+            self.perform(self.table.receive_probe_result(worker, BLOCK, self.rng.choice(("", "broken")), self.now))
 
     def switch(self) -> None:
         policy = self.rng.choice(POLICIES)
         refuse = self.rng.choice(("any", "refuse"))
         self.rules = rules(policy, 30, without_key=refuse, health=HEALTH, priorities=PRIORITIES)
-        self.table.declare(BLOCK, self.rules)
+        self.table.declare_block(BLOCK, self.rules)
 
-    def retire(self) -> None:
+    def retire_blocks(self) -> None:
         self.is_retired = not self.is_retired
-        self.perform(self.table.retire({BLOCK: ModelNotReady("unloaded")} if self.is_retired else {}))
+        self.perform(self.table.retire_blocks({BLOCK: ModelNotReady("unloaded")} if self.is_retired else {}))
 
     def tick(self) -> None:
         self.now += self.rng.random() * 2
@@ -198,7 +198,7 @@ class Walk:
         table, queue = self.table, self.table._queues[BLOCK]
         assert table._jobs.keys() == self.open.keys()
         assert {number for number, found in self.open.items() if found.slot is not None} == self.running.keys()
-        assert len(table) == table.lengths()[BLOCK][0] + table.lengths()[BLOCK][1]
+        assert len(table) == table.count_jobs()[BLOCK][0] + table.count_jobs()[BLOCK][1]
         assert set(queue.ejected) == self.ejected
         assert not queue.is_stranded or not queue.length, "no job waits without a slot that could run it"
         waiting = [found for found in self.open.values() if found.slot is None]
@@ -213,7 +213,7 @@ class Walk:
     def _check_lines(self, queue: Queue, waiting: list[Job]) -> None:
         is_anyone_free = any(slot.is_listed for slot in queue.slots.values())
         assert not (queue.line.length and is_anyone_free), "a job waits while a worker is free"
-        assert not (queue.unassigned.length and len(queue.key_owners))
+        assert not (queue.line_without_slots.length and len(queue.key_owners))
         for slot in queue.slots.values():
             assert not (slot.line.length and slot.is_listed), "a job waits for a worker that is free"
         for found in waiting:
@@ -230,7 +230,7 @@ EVENTS = {
     Walk.drain: 2,
     Walk.answer_recall: 4,
     Walk.leave: 2,
-    Walk.probed: 4,
+    Walk.receive_probe_result: 4,
     Walk.switch: 1,
 }
 
@@ -240,7 +240,7 @@ def walk(seed: int, policy: str, steps: int = 1500) -> Walk:
     for step in range(steps):
         event = made.rng.choices(list(EVENTS), list(EVENTS.values()))[0]
         if step % 500 == 499:
-            event = Walk.retire
+            event = Walk.retire_blocks
         event(made)
         made.check()
     return made

@@ -73,7 +73,7 @@ def test_an_address_is_limited_to_its_share() -> None:
 class Client:
     has_given_up: bool = False
 
-    def give_up(self) -> None:
+    def disconnect_client(self) -> None:
         self.has_given_up = True
 
 

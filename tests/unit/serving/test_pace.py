@@ -18,7 +18,7 @@ class Bed:
     def __init__(self) -> None:
         self.registry, self.tallies = CollectorRegistry(), Tallies()
         block = BlockDescription("blk-1", "m", "1", "genai", "fp32", (), (), 0, 1, BlockSettings(task="generate"))
-        self.paces = TokenTimeHistograms(ServingMetrics(self.registry), block, self.tallies)
+        self.token_times = TokenTimeHistograms(ServingMetrics(self.registry), block, self.tallies)
 
     def figures(self, which: str) -> tuple[float | None, float | None]:
         """Return the number of values and their sum."""
@@ -42,7 +42,7 @@ def answer(tokens: int, choices: int = 1, is_final: bool = False, completion: in
 
 
 def test_tokens_that_arrive_together_share_the_time(bed: Bed) -> None:
-    pace = StreamTimer(bed.paces, 10.0)
+    pace = StreamTimer(bed.token_times, 10.0)
     for at, tokens in ((10.5, 6), (10.6, 1), (10.9, 3), (11.0, 0)):
         pace.observe_answer(answer(tokens), at)
     assert bed.figures("to_first_token") == pytest.approx((1, 0.5))
@@ -50,7 +50,7 @@ def test_tokens_that_arrive_together_share_the_time(bed: Bed) -> None:
 
 
 def test_choices_are_timed_separately(bed: Bed) -> None:
-    pace = StreamTimer(bed.paces, 0.0)
+    pace = StreamTimer(bed.token_times, 0.0)
     pace.observe_answer(answer(7, choices=2), 1.0)
     pace.observe_answer(answer(4, choices=2), 1.5)  # two of each choice
     assert bed.figures("between_tokens") == pytest.approx((4, 4 * 0.25))
@@ -58,6 +58,6 @@ def test_choices_are_timed_separately(bed: Bed) -> None:
 
 @pytest.mark.parametrize(("completion", "count"), [(20, 0), (1, 1)])
 def test_a_whole_answer_has_no_first_token(bed: Bed, completion: int, count: int) -> None:
-    StreamTimer(bed.paces, 0.0).observe_answer(answer(25, is_final=True, completion=completion), 1.0)
+    StreamTimer(bed.token_times, 0.0).observe_answer(answer(25, is_final=True, completion=completion), 1.0)
     assert bed.figures("to_first_token")[0] == count
     assert bed.figures("between_tokens")[0] == 0

@@ -58,56 +58,56 @@ def bed() -> Bed:
 def test_a_plan_contains_the_way_of_requests(
     bed: Bed, settings: dict[str, Any], is_cached: bool, is_decoupled: bool
 ) -> None:
-    plan = bed.plans.plan_of(block(timeouts={"request_s": 4.0}, **settings))
+    plan = bed.plans.find_plan(block(timeouts={"request_s": 4.0}, **settings))
     assert (plan.is_cached, plan.is_decoupled) == (is_cached, is_decoupled)
     assert plan.read_controls(InferRequest("m", [])) == 4.0
 
 
 def test_a_plan_is_built_once(bed: Bed) -> None:
     one, other = block(), block("blk-2")
-    assert bed.plans.plan_of(one) is bed.plans.plan_of(one)
-    assert bed.plans.plan_of(other) is not bed.plans.plan_of(one)
+    assert bed.plans.find_plan(one) is bed.plans.find_plan(one)
+    assert bed.plans.find_plan(other) is not bed.plans.find_plan(one)
 
 
 def test_a_changed_description_of_the_block_makes_a_new_plan(bed: Bed) -> None:
-    first = bed.plans.plan_of(block(timeouts={"request_s": 4.0}))
+    first = bed.plans.find_plan(block(timeouts={"request_s": 4.0}))
     changed = block(timeouts={"request_s": 5.0})
-    second = bed.plans.plan_of(changed)
+    second = bed.plans.find_plan(changed)
     assert [plan.read_controls(InferRequest("m", [])) for plan in (first, second)] == [4.0, 5.0]
-    assert bed.plans.plan_of(changed) is second
+    assert bed.plans.find_plan(changed) is second
 
 
 def test_a_plan_reads_its_blocks_controls(bed: Bed) -> None:
     described = block(
         priorities={"levels": 2, "default": 2}, routing={"policy": "hash", "key": "user", "without_key": "any"}
     )
-    assert read(bed.plans.plan_of(described), user="ann") == Controls(priority=2, shard_key="ann")
-    assert read(bed.plans.plan_of(described)) == Controls(priority=2)
+    assert read(bed.plans.find_plan(described), user="ann") == Controls(priority=2, shard_key="ann")
+    assert read(bed.plans.find_plan(described)) == Controls(priority=2)
 
 
 def test_a_changed_routing_makes_a_new_plan_for_its_model_only(bed: Bed) -> None:
     described, other = block(), block("blk-2")
-    plan, kept = bed.plans.plan_of(described), bed.plans.plan_of(other)
+    plan, kept = bed.plans.find_plan(described), bed.plans.find_plan(other)
     assert read(plan, user="ann").shard_key == ""
-    bed.plans.routing_changed()
-    assert bed.plans.plan_of(described) is plan
+    bed.plans.drop_plans()
+    assert bed.plans.find_plan(described) is plan
     bed.routings["blk-1"] = Routing(policy="hash", key="user")
-    assert bed.plans.plan_of(described) is plan, "the routing has not changed yet"
-    bed.plans.routing_changed()
-    assert read(bed.plans.plan_of(described), user="ann").shard_key == "ann"
-    assert bed.plans.plan_of(other) is kept
+    assert bed.plans.find_plan(described) is plan, "the routing has not changed yet"
+    bed.plans.drop_plans()
+    assert read(bed.plans.find_plan(described), user="ann").shard_key == "ann"
+    assert bed.plans.find_plan(other) is kept
 
 
 def test_counts_continue_over_plans(bed: Bed) -> None:
     described = block()
-    for plan in (bed.plans.plan_of(described), bed.plans.plan_of(replace(described, instances=2))):
-        plan.answered(InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing()))
+    for plan in (bed.plans.find_plan(described), bed.plans.find_plan(replace(described, instances=2))):
+        plan.count_answer(InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing()))
     assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 2
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_answer_is_counted_by_its_protocol(bed: Bed, protocol: str) -> None:
-    bed.plans.plan_of(block()).answered(
+    bed.plans.find_plan(block()).count_answer(
         InferRequest("m", [], protocol=protocol), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing())
     )
     counts = {name: bed.sample("penstock_requests_total", protocol=name, code="ok") for name in PROTOCOLS}
@@ -118,33 +118,35 @@ def test_an_answer_is_counted_by_its_protocol(bed: Bed, protocol: str) -> None:
 def test_the_workers_time_does_not_count_as_transport(bed: Bed, worker_s: float, reply_s: float) -> None:
     part_ns = int(worker_s * 1e9) // 4
     timing = Timing(queue_ns=part_ns, batch_ns=part_ns, compute_ns=part_ns, finish_ns=part_ns)
-    bed.plans.plan_of(block()).answered(InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], timing))
+    bed.plans.find_plan(block()).count_answer(
+        InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], timing)
+    )
     sums = [bed.sample(f"penstock_{name}_seconds_sum") for name in ("request", "admit", "reply")]
     assert sums == [1.5, 0.5, pytest.approx(reply_s)]
 
 
 def test_blocks_in_routes_are_watched(bed: Bed) -> None:
     described = block()
-    plain = bed.plans.plan_of(described)
+    plain = bed.plans.find_plan(described)
     assert plain.watch is None
     bed.plans.watch([NameRoute("m", (BlockShare("blk-1", 1),))])
-    watched = bed.plans.plan_of(described)
+    watched = bed.plans.find_plan(described)
     assert watched.watch is not None
     answered, failed = InferRequest("m", []), InferRequest("m", [])
     assert (watched.read_controls(answered), watched.read_controls(failed)) == (30.0, 30.0)
-    watched.answered(answered, 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing(compute_ns=1)))
+    watched.count_answer(answered, 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing(compute_ns=1)))
     watched.watch.failed(failed, EngineFailed("no"))
     (counts,) = bed.plans.watches.take()
     assert (counts.answers, counts.errors, sum(counts.latencies.values())) == (1, {"engine_failed": 1}, 1)
     assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 1
     bed.plans.watch([])
-    assert bed.plans.plan_of(described).watch is None
+    assert bed.plans.find_plan(described).watch is None
 
 
 def test_sessions_of_different_keys_differ(bed: Bed) -> None:
     both: list[dict[str, Any]] = [{}, {"sessions": {"order": True}}]
     for settings in both:
-        plan = bed.plans.plan_of(block(**settings))
+        plan = bed.plans.find_plan(block(**settings))
         found: list[str] = []
         for key_id in ("", "k1", "k2"):
             request = InferRequest("m", [], parameters={"session_id": "s"}, principal=Principal("name", key_id))

@@ -16,7 +16,7 @@ def view(version: int = 1, state: BlockState = READY, has_served: bool | None = 
 
 def settled(*views: BlockView) -> Readiness:
     readiness = Readiness()
-    assert readiness.problem(views, {each.block_id for each in views}) == ""
+    assert readiness.find_problem(views, {each.block_id for each in views}) == ""
     return readiness
 
 
@@ -26,26 +26,26 @@ def settled(*views: BlockView) -> Readiness:
 def test_a_server_is_ready_when_the_first_models_have_settled() -> None:
     readiness = Readiness()
     views = [view(), view(model="n", state=LOADING)]
-    assert "model 'm' version 1" in readiness.problem(views, set()), "no worker has connected yet"
-    assert "model 'n' version 1 is being loaded" in readiness.problem(views, {"blk-m1"})
-    assert readiness.problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
+    assert "model 'm' version 1" in readiness.find_problem(views, set()), "no worker has connected yet"
+    assert "model 'n' version 1 is being loaded" in readiness.find_problem(views, {"blk-m1"})
+    assert readiness.find_problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
 
 
 def test_a_gateway_that_starts_during_a_replacement_does_not_wait_for_the_new_version() -> None:
     readiness = Readiness()
     new = replace(view(2, LOADING), is_new=True)
-    assert "version 1 has no worker at this gateway yet" in readiness.problem([view(), new], set())
-    assert readiness.problem([view(), new], {"blk-m1"}) == ""
+    assert "version 1 has no worker at this gateway yet" in readiness.find_problem([view(), new], set())
+    assert readiness.find_problem([view(), new], {"blk-m1"}) == ""
 
 
 def test_a_model_that_never_loaded_does_not_prevent_readiness() -> None:
     readiness = Readiness()
-    assert readiness.problem([view(), view(model="n", state=FAILED)], {"blk-m1"}) == ""
+    assert readiness.find_problem([view(), view(model="n", state=FAILED)], {"blk-m1"}) == ""
 
 
 def test_a_server_without_loadable_models_is_not_ready() -> None:
     readiness = Readiness()
-    assert readiness.problem([view(state=FAILED)], set()) == "no model could be loaded"
+    assert readiness.find_problem([view(state=FAILED)], set()) == "no model could be loaded"
 
 
 def test_a_ready_server_says_which_models_failed_and_whether_there_are_any() -> None:
@@ -57,37 +57,37 @@ def test_a_ready_server_says_which_models_failed_and_whether_there_are_any() -> 
 
 def test_a_server_without_models_is_ready() -> None:
     readiness = Readiness()
-    assert readiness.problem([], set()) == ""
-    assert readiness.problem([view(state=BlockState.UNLOADED)], set()) == ""
-    assert readiness.problem([view(state=LOADING)], set()) == ""
-    assert readiness.problem([view(state=FAILED)], set()) == "no model could be loaded"
-    assert readiness.problem([view()], {"blk-m1"}) == ""
+    assert readiness.find_problem([], set()) == ""
+    assert readiness.find_problem([view(state=BlockState.UNLOADED)], set()) == ""
+    assert readiness.find_problem([view(state=LOADING)], set()) == ""
+    assert readiness.find_problem([view(state=FAILED)], set()) == "no model could be loaded"
+    assert readiness.find_problem([view()], {"blk-m1"}) == ""
 
 
 def test_a_server_stays_ready_while_versions_and_revisions_are_loaded_or_fail() -> None:
     readiness = settled(view())
     held = {"blk-m1"}
-    assert readiness.problem([view(), view(2, LOADING)], held) == ""
-    assert readiness.problem([view(), view(2, FAILED)], held) == ""
-    assert readiness.problem([view(), view(2, FAILED), view(model="new", state=LOADING)], held) == ""
-    assert readiness.problem([view(state=BlockState.UNLOADED), view(2)], {"blk-m1", "blk-m2"}) == ""
-    assert readiness.problem([view(state=BlockState.UNLOADED), view(2)], {"blk-m2"}) == ""
+    assert readiness.find_problem([view(), view(2, LOADING)], held) == ""
+    assert readiness.find_problem([view(), view(2, FAILED)], held) == ""
+    assert readiness.find_problem([view(), view(2, FAILED), view(model="new", state=LOADING)], held) == ""
+    assert readiness.find_problem([view(state=BlockState.UNLOADED), view(2)], {"blk-m1", "blk-m2"}) == ""
+    assert readiness.find_problem([view(state=BlockState.UNLOADED), view(2)], {"blk-m2"}) == ""
 
 
 def test_a_served_block_without_workers_makes_it_unready_until_one_joins() -> None:
     readiness = settled(view(), view(model="n"))
     views = [view(), view(model="n", state=LOADING, has_served=True)]
-    assert readiness.problem(views, {"blk-m1"}) == "model 'n' version 1 has no worker"
+    assert readiness.find_problem(views, {"blk-m1"}) == "model 'n' version 1 has no worker"
     views = [view(), view(model="n", state=FAILED, has_served=True)]
-    assert readiness.problem(views, {"blk-m1"}) == "model 'n' version 1 has no worker"
-    assert readiness.problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
+    assert readiness.find_problem(views, {"blk-m1"}) == "model 'n' version 1 has no worker"
+    assert readiness.find_problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
 
 
 def test_an_older_version_that_replaces_a_lost_one_is_enough() -> None:
     readiness = settled(view(2))
     lost = view(2, FAILED, has_served=True)
-    assert readiness.problem([lost], set()) == "model 'm' version 2 has no worker"
-    assert readiness.problem([lost, view(1)], {"blk-m1"}) == ""
+    assert readiness.find_problem([lost], set()) == "model 'm' version 2 has no worker"
+    assert readiness.find_problem([lost, view(1)], {"blk-m1"}) == ""
 
 
 # --- answered requests
@@ -122,43 +122,43 @@ class Block:
 def test_waiting_requests_without_any_answer_make_it_unready() -> None:
     block = Block()
     block.answer()
-    block.look(in_hand=3, waiting=1)
+    block.look(unfinished=3, waiting=1)
     assert not block.pass_time(9.5)
     assert block.probes == 0
     assert not block.pass_time(2)
     assert block.probes == 2
     assert block.pass_time(1)
-    assert "has not answered any request for 12 s" in block.readiness.problem([view()], {"blk-m1"})
+    assert "has not answered any request for 12 s" in block.readiness.find_problem([view()], {"blk-m1"})
     assert not block.answer()
-    assert block.readiness.problem([view()], {"blk-m1"}) == ""
+    assert block.readiness.find_problem([view()], {"blk-m1"}) == ""
 
 
 def test_consecutive_timeouts_make_it_unready() -> None:
     block = Block()
     for number in range(1, 7):
-        block.look(in_hand=1)
+        block.look(unfinished=1)
         block.pass_time(2)
-        block.look(in_hand=0, unanswered=number)
+        block.look(unfinished=0, unanswered=number)
     assert block.pass_time(1)
 
 
 def test_a_single_long_request_does_not_make_it_unready() -> None:
     block = Block()
-    block.look(in_hand=1)
+    block.look(unfinished=1)
     assert not block.pass_time(60)
 
 
 def test_a_request_with_a_very_short_deadline_does_not_make_it_unready() -> None:
     block = Block()
-    block.look(in_hand=1)
+    block.look(unfinished=1)
     block.pass_time(0.25)
-    block.look(in_hand=0, unanswered=1)
+    block.look(unfinished=0, unanswered=1)
     assert not block.pass_time(60)
 
 
 def test_a_busy_block_that_answers_is_not_stuck_whatever_its_queue() -> None:
     block = Block()
-    block.look(in_hand=1000, waiting=900)
+    block.look(unfinished=1000, waiting=900)
     for _ in range(30):
         assert not block.pass_time(5)
         assert not block.answer()
@@ -166,7 +166,7 @@ def test_a_busy_block_that_answers_is_not_stuck_whatever_its_queue() -> None:
 
 def test_a_slow_block_gets_more_time() -> None:
     block = Block()
-    block.look(in_hand=5, waiting=2)
+    block.look(unfinished=5, waiting=2)
     block.pass_time(8)
     block.look(last_answer_at=block.now, latency_s=8.0)
     assert not block.pass_time(17)
@@ -175,7 +175,7 @@ def test_a_slow_block_gets_more_time() -> None:
 
 def test_a_block_that_reports_work_is_only_busy_with_abandoned_requests() -> None:
     block = Block()
-    block.look(in_hand=8, waiting=2)
+    block.look(unfinished=8, waiting=2)
     for number in range(20):
         assert not block.pass_time(11)
         assert block.probes
@@ -184,16 +184,16 @@ def test_a_block_that_reports_work_is_only_busy_with_abandoned_requests() -> Non
 
 def test_a_stuck_block_without_requests_gets_another_chance() -> None:
     block = Block()
-    block.look(in_hand=1)
+    block.look(unfinished=1)
     block.pass_time(20)
-    assert block.look(in_hand=0, unanswered=1)
+    assert block.look(unfinished=0, unanswered=1)
     assert block.pass_time(29)
     assert not block.pass_time(2)
 
 
 def test_an_unloaded_block_is_not_stuck_while_it_is_loaded_again() -> None:
     block = Block()
-    block.look(in_hand=3, waiting=1)
+    block.look(unfinished=3, waiting=1)
     assert block.pass_time(13)
     block.readiness.update({}, block.now)
     assert not block.readiness.is_stuck("blk-m1")
@@ -201,7 +201,7 @@ def test_an_unloaded_block_is_not_stuck_while_it_is_loaded_again() -> None:
 
 def test_a_replaced_version_does_not_matter() -> None:
     block = Block()
-    block.look(in_hand=3, waiting=1)
+    block.look(unfinished=3, waiting=1)
     assert block.pass_time(13)
     views = [view(state=BlockState.UNLOADED), view(2)]
-    assert block.readiness.problem(views, {"blk-m1", "blk-m2"}) == ""
+    assert block.readiness.find_problem(views, {"blk-m1", "blk-m2"}) == ""

@@ -95,7 +95,7 @@ class FakeDispatcher:
         self.gate.set()
         self.closed_streams = 0
 
-    def routing(self, described: BlockDescription) -> Routing:
+    def get_routing(self, described: BlockDescription) -> Routing:
         return described.settings.routing
 
     async def run(self, described: BlockDescription, request: InferRequest, deadline: float) -> InferResponse:
@@ -144,8 +144,8 @@ class Bed:
         self.registry = CollectorRegistry()
         self.admission = Admission(Limits(max_rows=MAX_ROWS, max_message_bytes=1024))
         self.resolver = Resolver()
-        self.resolver.cluster_changed([BlockView(b.block_id, b.model, b.version, BlockState.READY, "") for b in BLOCKS])
-        self.resolver.workers_changed({b.block_id: b for b in BLOCKS})
+        self.resolver.set_views([BlockView(b.block_id, b.model, b.version, BlockState.READY, "") for b in BLOCKS])
+        self.resolver.set_held_blocks({b.block_id: b for b in BLOCKS})
         settings = CacheSettings()
         self.cache = ResponseCache(open_store(settings, "g-0", folder), settings, CacheMetrics(self.registry))
         self.sessions = SessionRuns(Limits())
@@ -289,13 +289,13 @@ async def test_a_request_whose_version_was_removed_is_run_by_the_next_version(be
     bed.dispatcher.gate.clear()
     asked = asyncio.create_task(bed.send(way, ask(model)))
     await bed.dispatcher.is_called.wait()
-    bed.resolver.cluster_changed(
+    bed.resolver.set_views(
         [
             BlockView(old.block_id, model, "3", BlockState.UNLOADED, ""),
             BlockView("blk-new", model, "4", BlockState.READY, ""),
         ]
     )
-    bed.resolver.workers_changed({"blk-new": new})
+    bed.resolver.set_held_blocks({"blk-new": new})
     bed.dispatcher.failing = {old.block_id}
     bed.dispatcher.gate.set()
     await asked

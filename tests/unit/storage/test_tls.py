@@ -126,7 +126,7 @@ async def terminated(valkey: Valkey, authority: TestAuthority) -> AsyncIterator[
 
         await asyncio.gather(copy(reader, to_behind), copy(behind, writer))
 
-    context = Certificates(authority.files("server"), "required").server_context()
+    context = Certificates(authority.files("server"), "required").create_server_context()
     server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
     async with server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -113,7 +113,7 @@ async def test_the_number_of_waiting_workers_is_limited(listener: Listener) -> N
     for number in range(MAX_WAITING_REQUESTS + 10):
         question = [b"", b"1.0", b"1", b"penstock", b"127.0.0.1", b"", b"CURVE", number.to_bytes(32, "big")]
         listener.allowed._on_request(number.to_bytes(4, "big"), list(question))
-    assert len(listener.allowed._waiting) <= MAX_WAITING_REQUESTS
+    assert len(listener.allowed._waiting_requests) <= MAX_WAITING_REQUESTS
 
 
 def test_a_secret_key_is_never_printed() -> None:

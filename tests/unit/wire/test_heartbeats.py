@@ -15,9 +15,9 @@ BEAT_S = 0.02
 
 
 def test_silence_is_counted_while_the_process_listens() -> None:
-    silence = PeerSilence(most_s=1.0, now=100.0)
+    silence = PeerSilence(max_step_s=1.0, now=100.0)
     assert silence.seconds(b"a") == inf
-    silence.received(b"a")
+    silence.record_heartbeat(b"a")
     assert silence.seconds(b"a") == inf  # an unknown worker
     silence.track(b"a")
     silence.advance(100.5)
@@ -25,7 +25,7 @@ def test_silence_is_counted_while_the_process_listens() -> None:
     silence.track(b"a")
     silence.advance(101.25)
     assert (silence.seconds(b"a"), silence.seconds(b"b")) == (1.25, 0.75)
-    silence.received(b"a")
+    silence.record_heartbeat(b"a")
     assert silence.seconds(b"a") == 0
     silence.forget(b"a")
     silence.forget(b"a")
@@ -33,7 +33,7 @@ def test_silence_is_counted_while_the_process_listens() -> None:
 
 
 def test_time_in_which_this_process_was_blocked_is_not_silence() -> None:
-    silence = PeerSilence(most_s=1.0, now=0.0)
+    silence = PeerSilence(max_step_s=1.0, now=0.0)
     silence.track("gateway")
     silence.advance(60.0)
     assert silence.seconds("gateway") == 1.0
@@ -94,7 +94,9 @@ async def test_a_lost_gateway_is_silent_and_a_disconnected_one_is_forgotten(tmp_
 
 
 async def test_heartbeats_have_their_own_port() -> None:
-    heartbeats = GatewayHeartbeats(Endpoint("tcp://127.0.0.1:0", host="gateway.example").for_heartbeats(), BEAT_S)
+    heartbeats = GatewayHeartbeats(
+        Endpoint("tcp://127.0.0.1:0", host="gateway.example").make_heartbeat_endpoint(), BEAT_S
+    )
     assert heartbeats.endpoint.startswith("tcp://gateway.example:")
     assert not heartbeats.endpoint.endswith(":0")
     heartbeats.close()

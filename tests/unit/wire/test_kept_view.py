@@ -20,7 +20,7 @@ from penstock.manager.manager_server import serve_manager
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.kept_view import KeptView, encode_view
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from penstock.wire.manager_connection import ManagerConnection
 
 ME = GatewayMember("g", "tcp://there", "there:50051")
@@ -45,10 +45,10 @@ def kept(tmp_path: Path) -> KeptView:
 async def test_a_gateway_starts_from_the_kept_state_until_a_manager_answers(kept: KeptView, tmp_path: Path) -> None:
     views: list[ClusterView] = []
     socket = f"unix:{tmp_path / 'manager.sock'}"
-    leader = Leader(FixedLeader(socket))
-    control = ManagerConnection(leader, ME, views.append, kept=kept)
+    leader = LeaderClient(FixedLeader(socket))
+    control = ManagerConnection(leader, ME, views.append, kept_view=kept)
     with capture_logs() as lines:
-        assert control.use_kept()
+        assert control.use_kept_view()
     assert [(line["event"], line["keys"]) for line in lines] == [("kept_state_used", 1)]
     assert views == [VIEW]
     store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
@@ -59,7 +59,7 @@ async def test_a_gateway_starts_from_the_kept_state_until_a_manager_answers(kept
     try:
         await until(lambda: control.has_view)
         assert (list(views[-1].blocks), views[-1].access.keys) == ([], {}), "the key and the block are gone"
-        assert not control.use_kept()
+        assert not control.use_kept_view()
         await until(lambda: (found := kept.read()) is not None and not found[0].blocks)
     finally:
         await control.close()

@@ -17,7 +17,7 @@ from penstock.wire.channels import Channels
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.credentials.tls_files import TlsFiles
 from penstock.wire.failures import encode_failure
-from penstock.wire.leader_connection import FixedLeader, Leader, LeaderAddress
+from penstock.wire.leader_connection import FixedLeader, LeaderAddress, LeaderClient
 from tests.tls import TestAuthority
 
 
@@ -79,8 +79,8 @@ def source() -> ToldLeader:
 
 
 @pytest.fixture
-async def leader(source: ToldLeader) -> AsyncIterator[Leader]:
-    opened = Leader(source)
+async def leader(source: ToldLeader) -> AsyncIterator[LeaderClient]:
+    opened = LeaderClient(source)
     yield opened
     await opened.close()
 
@@ -90,11 +90,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_module, "LEADER_TIMEOUT_S", 0.3)
 
 
-async def load(leader: Leader) -> pb.LoadResponse:
+async def load(leader: LeaderClient) -> pb.LoadResponse:
     return await leader.call(lambda channel, time_s: ManagerStub(channel).Load(pb.LoadRequest(), timeout=time_s), 60.0)
 
 
-async def test_a_call_waits_for_a_leader(managers: list[FakeManager], source: ToldLeader, leader: Leader) -> None:
+async def test_a_call_waits_for_a_leader(managers: list[FakeManager], source: ToldLeader, leader: LeaderClient) -> None:
     loading = asyncio.create_task(load(leader))
     await asyncio.sleep(0)
     source.tell(managers[0].address, 1)
@@ -103,7 +103,7 @@ async def test_a_call_waits_for_a_leader(managers: list[FakeManager], source: To
 
 
 async def test_a_refusal_of_the_leader_is_raised(
-    managers: list[FakeManager], source: ToldLeader, leader: Leader
+    managers: list[FakeManager], source: ToldLeader, leader: LeaderClient
 ) -> None:
     source.tell(managers[0].address, 1)
     managers[0].failure = UnknownModel("no such")
@@ -113,7 +113,7 @@ async def test_a_refusal_of_the_leader_is_raised(
 
 
 async def test_a_call_is_repeated_at_the_next_leader(
-    managers: list[FakeManager], source: ToldLeader, leader: Leader
+    managers: list[FakeManager], source: ToldLeader, leader: LeaderClient
 ) -> None:
     source.tell(managers[0].address, 1)
     managers[0].hangs = True
@@ -127,7 +127,7 @@ async def test_a_call_is_repeated_at_the_next_leader(
 
 
 async def test_a_manager_that_does_not_lead_is_asked_again_until_a_leader_is_found(
-    managers: list[FakeManager], source: ToldLeader, leader: Leader
+    managers: list[FakeManager], source: ToldLeader, leader: LeaderClient
 ) -> None:
     source.tell(managers[0].address, 1)
     managers[0].failure = NotLeader("another leads")
@@ -142,7 +142,7 @@ async def test_a_manager_that_does_not_lead_is_asked_again_until_a_leader_is_fou
 
 @pytest.mark.usefixtures("impatient")
 async def test_without_a_leader_a_call_ends_in_time(
-    managers: list[FakeManager], source: ToldLeader, leader: Leader
+    managers: list[FakeManager], source: ToldLeader, leader: LeaderClient
 ) -> None:
     with pytest.raises(Unavailable, match="no manager of the cluster answers"):
         await load(leader)
@@ -156,7 +156,7 @@ async def test_without_a_leader_a_call_ends_in_time(
 
 
 async def test_a_stream_ends_when_the_leader_changes(
-    managers: list[FakeManager], source: ToldLeader, leader: Leader
+    managers: list[FakeManager], source: ToldLeader, leader: LeaderClient
 ) -> None:
     source.tell(managers[0].address, 1)
     ended = asyncio.Event()
@@ -195,7 +195,7 @@ async def test_a_failing_channel_is_reopened_with_new_certificates(tmp_path: Pat
 
     install(old)
     server, port = await serve(0)
-    leader = Leader(FixedLeader(f"127.0.0.1:{port}"), Channels(tls=files(here)))
+    leader = LeaderClient(FixedLeader(f"127.0.0.1:{port}"), Channels(tls=files(here)))
 
     async def load(channel: grpc.aio.Channel, left_s: float) -> pb.LoadResponse:
         answer: pb.LoadResponse = await ManagerStub(channel).Load(pb.LoadRequest(model="m"), timeout=left_s)
@@ -213,7 +213,7 @@ async def test_a_failing_channel_is_reopened_with_new_certificates(tmp_path: Pat
 async def test_attending_continues_after_every_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_module, "RETRY_S", 0.0)
     monkeypatch.setattr(leader_module, "MAX_RETRY_S", 0.0)
-    leader = Leader(FixedLeader("127.0.0.1:1"))
+    leader = LeaderClient(FixedLeader("127.0.0.1:1"))
     ended, over = [RuntimeError("a bug"), asyncio.CancelledError(), None], asyncio.Event()
 
     async def act(channel: grpc.aio.Channel) -> None:

@@ -19,7 +19,7 @@ def test_the_bound_address_and_the_advertised_address_can_differ(
     endpoint: Endpoint, to_bind: str, bound: str, reached: str
 ) -> None:
     assert endpoint.to_bind == to_bind
-    assert endpoint.peer_address(bound) == reached
+    assert endpoint.make_peer_address(bound) == reached
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_the_bound_address_and_the_advertised_address_can_differ(
     ],
 )
 def test_the_address_of_heartbeats_is_next_to_that_of_messages(endpoint: Endpoint, beside: Endpoint) -> None:
-    assert endpoint.for_heartbeats() == beside
+    assert endpoint.make_heartbeat_endpoint() == beside

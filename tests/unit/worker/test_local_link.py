@@ -28,18 +28,18 @@ class Receiver:
         self.probes: list[tuple[str, str]] = []
         self.is_inside = False
 
-    def offered(self, offers: Sequence[LocalOffer]) -> None:
+    def receive_offers(self, offers: Sequence[LocalOffer]) -> None:
         self.offers.append(offers)
 
-    def answered(self, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
+    def receive_answer(self, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
         assert not self.is_inside, "the worker calls the endpoint only after a call has ended"
         self.answers[job_id] = outcome
 
-    def handed_back(self, job_ids: Sequence[int]) -> None:
+    def take_back_jobs(self, job_ids: Sequence[int]) -> None:
         assert not self.is_inside, "the worker calls the endpoint only after a call has ended"
         self.returned += job_ids
 
-    def probed(self, block_id: str, problem: str) -> None:
+    def receive_probe_result(self, block_id: str, problem: str) -> None:
         self.probes.append((block_id, problem))
 
 

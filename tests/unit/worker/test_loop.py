@@ -27,7 +27,7 @@ from penstock.telemetry.traces import Traces
 from penstock.wire import job_messages
 from penstock.wire.channels import MANAGER_CHANNEL_OPTIONS, PLAIN_CHANNELS, Channels, Options
 from penstock.wire.encodings import decode_description
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from penstock.wire.sockets import RouterSocket
 from penstock.wire.zmq_endpoints import Endpoint
 from penstock.worker import loop
@@ -103,7 +103,7 @@ class Cluster:
         return {view.model: view.state for view in block_views(self.manager)}
 
 
-def make_worker(name: str, leader: Leader) -> Worker:
+def make_worker(name: str, leader: LeaderClient) -> Worker:
     config = Config(worker=SETTINGS)
     metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
     return Worker(name, leader, config, metrics, traces, ModelSources(config))
@@ -116,7 +116,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     gateway = Gateway(tmp_path)
     found = Cluster(tmp_path, gateway)
     await found.start()
-    leader = Leader(FixedLeader(found.address))
+    leader = LeaderClient(FixedLeader(found.address))
     worker = make_worker("worker-7", leader)
     found.running = asyncio.create_task(worker.run(found.stop))
     await until(lambda: gateway.offers().keys() == {"eager", "lazy"})
@@ -236,7 +236,7 @@ async def test_workers_that_leave_at_once_are_all_removed_by_a_busy_manager(
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     server = await serve_manager(cluster.manager, address)
-    leaders = [Leader(FixedLeader(address), OwnConnections()) for _ in range(CROWD)]
+    leaders = [LeaderClient(FixedLeader(address), OwnConnections()) for _ in range(CROWD)]
     crowd = {f"crowd-{number}": make_worker(f"crowd-{number}", leader) for number, leader in enumerate(leaders)}
     stop, lives = asyncio.Event(), cluster.manager.control.term.liveness.items()
     running = [asyncio.create_task(worker.run(stop)) for worker in crowd.values()]

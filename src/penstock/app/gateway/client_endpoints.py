@@ -28,7 +28,7 @@ from penstock.serving.serve import Serving
 from penstock.telemetry.metrics import shared_registry
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.leader_connection import Leader
+from penstock.wire.leader_connection import LeaderClient
 from penstock.wire.sockets import read_host_identity
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class ClientEndpoints:
         metrics: Path,
         publish: Callable[[], None],
         discover: Discover | None = None,
-        leader: Leader | None = None,
+        leader: LeaderClient | None = None,
     ) -> int:
         """Open gRPC and HTTP; return the gRPC port.
 
@@ -117,11 +117,11 @@ class ClientEndpoints:
             SharedMemoryGrpc(memory),
             direct=direct,
             blocks=blocks,
-            behind=self._behind,
+            backend_folder=self._behind,
             sockets=self._edge,
         )
         port = catalogue.grpc_port = await self._start_grpc(server, grpc_port)
-        self._live = LiveStreams(SnapshotReader(metrics).read, publish, catalogue.server_info)
+        self._live = LiveStreams(SnapshotReader(metrics).read, publish, catalogue.describe_server)
         app = build_http_app(
             self._serving,
             catalogue,
@@ -146,7 +146,12 @@ class ClientEndpoints:
         edge = OipGrpc(self._serving, self._catalogue, self._guard, large=self._large, is_behind_edge=is_behind_edge)
         blocks = BlockGrpc(PacketCalls(self._serving, self._catalogue, self._large), edge)
         server = GrpcServer(
-            edge, self._config.limits, blocks=blocks, is_port_shared=False, behind=self._behind, sockets=self._edge
+            edge,
+            self._config.limits,
+            blocks=blocks,
+            is_port_shared=False,
+            backend_folder=self._behind,
+            sockets=self._edge,
         )
         return await self._start_grpc(server, port)
 
@@ -176,7 +181,7 @@ class ClientEndpoints:
         return found
 
 
-def _build_cluster_app(leader: Leader, version: str, admit: "Admit") -> "FastAPI":
+def _build_cluster_app(leader: LeaderClient, version: str, admit: "Admit") -> "FastAPI":
     # Imported at the first administration call, because most gateways never get one.
     from penstock.features.admin.apps import build_cluster_app
     from penstock.features.admin.manager_calls import ClusterCalls

@@ -102,7 +102,7 @@ class DirectoryBlocks:
     def gateways_changed(self, gateways: Sequence[GatewayMember]) -> None:
         self._gateways = gateways
 
-    def refusal(self, block_id: str, principal: Principal) -> OtherCluster | None:
+    def find_refusal(self, block_id: str, principal: Principal) -> OtherCluster | None:
         """Return the error for a request that names a block of another cluster, or None if no cluster has the block."""
         block = None if self._remote is None else self._remote.find(block_id)
         if block is None or not principal.may_use(block.model, block_id):

@@ -95,7 +95,7 @@ class Gateway:
         self._is_in_worker = is_in_worker
         self._tokens = SessionTokens()
         if guard is None and is_in_worker:
-            guard = Guard(config.key_requirement(config.host), self._tokens)
+            guard = Guard(config.find_key_requirement(config.host), self._tokens)
         self.guard = guard or make_guard(config, config.host, self._tokens)
         self._access: AccessView | None = None
         self._config = config
@@ -107,7 +107,7 @@ class Gateway:
         self._resolver = Resolver(Random().random)
         self._dispatcher = Dispatcher(
             self._router_metrics,
-            lambda: self._retire_blocks(self._resolver.workers_changed(self._dispatcher.descriptions())),
+            lambda: self._retire_blocks(self._resolver.set_held_blocks(self._dispatcher.list_descriptions())),
             lambda worker, blocks: self._sessions.lost(worker, blocks),
         )
         self._cache = ResponseCache(
@@ -190,8 +190,8 @@ class Gateway:
             self._access = cluster_view.access
             table = KeyTable.of(cluster_view.access)
             known = cluster_view.access if self._is_in_worker else table  # workers do not receive the keys
-            self._tokens.keys_changed(cluster_view.access.signers, known.valid_until, cluster_view.access.clock_ahead_s)
-            self.guard.keys_changed(table)
+            self._tokens.set_keys(cluster_view.access.signers, known.find_expiry, cluster_view.access.clock_ahead_s)
+            self.guard.set_keys(table)
         if self._allowed is not None:
             gateways = (split_key(each.endpoint)[1] for each in cluster_view.gateways)
             self._allowed.allow([*cluster_view.workers_keys, *(key for key in gateways if key)])
@@ -201,10 +201,10 @@ class Gateway:
         self._dispatcher.set_routings(
             {view.block_id: Routing.model_validate_json(view.routing) for view in views if view.routing}
         )
-        self.serving.plans.routing_changed()
-        self._resolver.routes_changed(cluster_view.routes)
+        self.serving.plans.drop_plans()
+        self._resolver.set_routes(cluster_view.routes)
         self.serving.plans.watch(cluster_view.routes)
-        self._retire_blocks(self._resolver.cluster_changed(views))
+        self._retire_blocks(self._resolver.set_views(views))
 
     async def catch_up(self, timeout_s: float) -> None:
         """Wait until the manager's blocks are known and have workers, at most `timeout_s`.
@@ -295,20 +295,20 @@ class Gateway:
 
     def _retire_blocks(self, removed: dict[str, PenstockError]) -> None:
         for block_id, error in removed.items():
-            self._sessions.retire(block_id, error, self._resolver.successor(block_id))
-        self._dispatcher.retire(removed)
+            self._sessions.retire(block_id, error, self._resolver.find_successor(block_id))
+        self._dispatcher.retire_blocks(removed)
 
     async def _publish_readiness(self, catalogue: Catalogue, clients: ClientEndpoints, on_ready: OnReady) -> None:
         """Publish the gateway's readiness through gRPC's health service, and call `on_ready` when it becomes ready."""
-        problem = catalogue.unreadiness()
+        problem = catalogue.explain_unreadiness()
         if self._was_ready is not (not problem) and await clients.set_ready(not problem):
             # Every gateway starts unready, because its models are being loaded.
             report = log.debug if problem and self._was_ready is None else log.info
             self._was_ready = not problem
-            reason = problem or describe_ready(self._resolver.views())
+            reason = problem or describe_ready(self._resolver.list_views())
             report("readiness_changed", ready=self._was_ready, reason=reason)
             if not problem:
-                on_ready(not self.guard.is_open, self._resolver.blocks())
+                on_ready(not self.guard.is_open, self._resolver.list_blocks())
 
     def publish_metrics(self) -> None:
         """Update this gateway's part of the shared metrics."""
@@ -323,7 +323,7 @@ class Gateway:
         self._sessions.tick()
         for name, count in self._ordered.statistics().items():
             getattr(self._session_metrics, name).set(count)
-        self._router_metrics.workers.set(len(self._dispatcher.workers()))
-        for block_id, (waiting, running) in self._dispatcher.queue_lengths().items():
+        self._router_metrics.workers.set(len(self._dispatcher.list_workers()))
+        for block_id, (waiting, running) in self._dispatcher.count_jobs_by_block().items():
             self._router_metrics.queue.labels(block_id, "waiting").set(waiting)
             self._router_metrics.queue.labels(block_id, "running").set(running)

@@ -67,7 +67,7 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         stack.push_async_callback(control.close)
         await gateway.catch_up(MANAGERS_S)
         if control.refusal is None:
-            control.use_kept()
+            control.use_kept_view()
             await gateway.catch_up(CATCH_UP_S - MANAGERS_S)
         if control.refusal is not None:
             raise control.refusal

@@ -16,7 +16,7 @@ class AccessView:
     revoked: frozenset[str] = frozenset()  # ids of revoked and deleted keys
     expires_at: Mapping[str, float] = field(default_factory=dict)  # of keys that expire, by id; seconds since 1970
 
-    def valid_until(self, key_id: str) -> float:
+    def find_expiry(self, key_id: str) -> float:
         """Return when session tokens of this key become invalid; -inf if the key was revoked or deleted."""
         return -inf if key_id in self.revoked else self.expires_at.get(key_id, inf)
 

@@ -15,7 +15,7 @@ class Address(NamedTuple):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
-    def at(self, port: int) -> "Address":
+    def with_default_port(self, port: int) -> "Address":
         """Return this address, or a copy with `port` if the address has no port."""
         return self if self.port is not None else Address(self.host, port)
 

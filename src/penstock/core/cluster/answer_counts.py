@@ -36,12 +36,12 @@ class AnswerCounts:
         return self.answers + sum(self.errors.values())
 
 
-def compute_quantile_s(latencies: Mapping[int, int], share: float) -> float | None:
-    """Return the latency that a `share` of the requests did not exceed; None if there are no latencies."""
+def compute_quantile_s(latencies: Mapping[int, int], quantile: float) -> float | None:
+    """Return the latency that a `quantile` of the requests did not exceed; None if there are no latencies."""
     total = sum(latencies.values())
     if not total:
         return None
-    wanted, seen = share * total, 0
+    wanted, seen = quantile * total, 0
     for bucket in sorted(latencies):
         count = latencies[bucket]
         if seen + count >= wanted and count:

@@ -28,15 +28,15 @@ class DeviceStatus:
     blocks: dict[str, int]  # bytes that loading each block took, over all these workers
 
 
-def merge_devices(seen: Iterable[tuple[str, WorkerDevice]]) -> list[DeviceStatus]:
+def merge_devices(reports: Iterable[tuple[str, WorkerDevice]]) -> list[DeviceStatus]:
     """Merge the reports of devices that several workers share. `reports` has pairs of a worker's id and its report."""
-    ordered = sorted(seen, key=lambda each: (each[1].uuid, each[0]))
+    ordered = sorted(reports, key=lambda each: (each[1].uuid, each[0]))
     return [_merge_reports([*group]) for _, group in groupby(ordered, key=lambda each: each[1].uuid)]
 
 
-def _merge_reports(seen: list[tuple[str, WorkerDevice]]) -> DeviceStatus:
+def _merge_reports(reports: list[tuple[str, WorkerDevice]]) -> DeviceStatus:
     """Merge the workers' reports of one device; use the highest values, because they were read at different times."""
-    devices = [device for _, device in seen]
+    devices = [device for _, device in reports]
     blocks: dict[str, int] = {}
     for device in devices:
         for block_id, size_bytes in device.blocks.items():
@@ -48,6 +48,6 @@ def _merge_reports(seen: list[tuple[str, WorkerDevice]]) -> DeviceStatus:
         first.memory_bytes,
         max(device.used_bytes for device in devices),
         max((device.busy for device in devices if device.busy is not None), default=None),
-        [worker for worker, _ in seen],
+        [worker for worker, _ in reports],
         blocks,
     )

@@ -34,15 +34,15 @@ class LocalTask:
 class LocalReceiver(Protocol):
     """Receives a worker's events. The worker never calls the receiver from within a call that the receiver made."""
 
-    def offered(self, offers: Sequence[LocalOffer]) -> None:
+    def receive_offers(self, offers: Sequence[LocalOffer]) -> None:
         """Replace the list of offered blocks."""
 
-    def answered(self, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None: ...
+    def receive_answer(self, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None: ...
 
-    def handed_back(self, job_ids: Sequence[int]) -> None:
+    def take_back_jobs(self, job_ids: Sequence[int]) -> None:
         """Take back jobs that the worker did not start."""
 
-    def probed(self, block_id: str, problem: str) -> None: ...
+    def receive_probe_result(self, block_id: str, problem: str) -> None: ...
 
 
 class LocalWorker(Protocol):
@@ -64,6 +64,6 @@ class LocalWorker(Protocol):
 
     def wake(self, block_id: str) -> None: ...
 
-    def statistics(self) -> Iterable[BlockStatistics]: ...
+    def collect_statistics(self) -> Iterable[BlockStatistics]: ...
 
     def detach(self) -> None: ...

@@ -11,7 +11,7 @@ class ModelAnswers(NamedTuple):
     buckets: Sequence[int] = ()  # cumulative counts of successful requests, by latency bound
     seconds: float = 0.0  # total latency of successful requests
 
-    def plus(self, other: "ModelAnswers") -> "ModelAnswers":
+    def add_counts(self, other: "ModelAnswers") -> "ModelAnswers":
         codes = {code: self.codes.get(code, 0) + other.codes.get(code, 0) for code in {**self.codes, **other.codes}}
         if len(self.buckets) != len(other.buckets):  # one of them is empty
             buckets = self.buckets or other.buckets

@@ -54,7 +54,7 @@ class SessionOwners:
         self.gateways = tuple(sorted(gateways))
         self._by_partition: dict[int, str] = {}  # computed on demand
 
-    def of(self, session_id: str) -> str:
+    def find_owner(self, session_id: str) -> str:
         """Return the gateway that owns a session; empty if there are no gateways."""
         partition = compute_partition(session_id)
         if partition not in self._by_partition:

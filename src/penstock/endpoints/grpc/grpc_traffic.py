@@ -63,7 +63,7 @@ class GrpcTraffic:
                 self._end_call(task, TooSlow(f"the message was not complete after {self._patience_s:g} seconds"))
         for answer in self._answers:
             if now - self._since[answer] > self._patience_s:
-                answer.give_up()
+                answer.disconnect_client()
         if len(awaited) <= FEW:
             self._held_before = held_bytes
         elif held_bytes - self._held_before <= self._max_bytes:
@@ -166,5 +166,5 @@ class UnsentAnswer:
     def __init__(self, context: Context) -> None:
         self._peer = context.peer()
 
-    def give_up(self) -> None:
+    def disconnect_client(self) -> None:
         close_connection(self._peer)

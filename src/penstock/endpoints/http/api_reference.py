@@ -24,13 +24,13 @@ PAGE_FILES = {  # from the package fastapi-swagger, so that the page loads nothi
 PAGE_OPTIONS = {"docExpansion": "list", "filter": True, "displayRequestDuration": True, "persistAuthorization": True}
 
 
-def create_reference_routes(make: Callable[[], Awaitable[dict[str, Any]]], admit: Admit) -> APIRouter:
-    """Return the routes of the API reference. `make` builds the OpenAPI document at the first request."""
+def create_reference_routes(build_document: Callable[[], Awaitable[dict[str, Any]]], admit: Admit) -> APIRouter:
+    """Return the routes of the API reference. `build_document` builds the OpenAPI document at the first request."""
     document: list[bytes] = []
 
     async def openapi(request: Request) -> Response:
         if not document:
-            document.append(orjson.dumps(await make()))
+            document.append(orjson.dumps(await build_document()))
         return Response(document[0], media_type="application/json")
 
     async def docs(request: Request) -> Response:

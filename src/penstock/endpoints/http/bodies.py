@@ -53,8 +53,8 @@ async def read_json_document(request: Request) -> dict[str, Any]:
     return document
 
 
-async def read_body_as(request: Request, kind: type[B]) -> B:
+async def read_body_as(request: Request, model: type[B]) -> B:
     try:
-        return kind.model_validate(await read_json_document(request))
+        return model.model_validate(await read_json_document(request))
     except ValidationError as error:
         raise InvalidRequest(describe_first_problem(error, "the body")) from error

@@ -58,7 +58,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         self._certificate: tuple[str, ...] = ()
         self._phase = Phase.IDLE
         self._started_at = self._received_at = self.loop.time()
-        self._is_bulky = False  # the data being parsed is larger than limits.max_header_bytes
+        self._is_large_read = False  # the data being parsed is larger than limits.max_header_bytes
         self._header_bytes = 0  # received before the data being parsed
         self._body_bytes = 0
         self._dropped_bytes = self._linger_bytes = 0  # after a refusal
@@ -94,7 +94,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         self._received_at = self.loop.time()
         size = len(data)
         phase, headers, body_bytes = self._phase, self.headers, self._body_bytes
-        self._is_bulky = size > self._limits.max_header_bytes
+        self._is_large_read = size > self._limits.max_header_bytes
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -108,7 +108,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
             if phase is Phase.HEADERS and headers is self.headers:
                 self._header_bytes += size
                 if self._header_bytes > self._limits.max_header_bytes:
-                    self.refuse(self._headers_too_large())
+                    self.refuse(self._create_headers_error())
         elif self._phase is Phase.BODY:
             is_body_alone = phase is Phase.BODY and headers is self.headers
             self.check_framing(size - (self._body_bytes - body_bytes) if is_body_alone else 0)
@@ -135,7 +135,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
                 self.expect_100_continue = True
             self.headers.append((name, value))
 
-    def identify(self) -> None:
+    def read_edge_identity(self) -> None:
         """If the edge opened this connection, read the client's identity from the headers that the edge adds."""
         if self._connection_limits.is_behind_edge:
             found = read_header_identity(self.headers)
@@ -144,12 +144,12 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
             self.app_state = {**self.app_state, CERTIFICATE: found.certificate, CLIENT_HEADER: found.client}
 
     def on_headers_complete(self) -> None:
-        self.identify()
+        self.read_edge_identity()
         self._phase = Phase.BODY
         if len(self.headers) > self._limits.max_headers or (
-            (self._is_bulky or self._header_bytes) and self._header_size() > self._limits.max_header_bytes
+            (self._is_large_read or self._header_bytes) and self._count_header_bytes() > self._limits.max_header_bytes
         ):
-            self._refuse_in_parser(self._headers_too_large())
+            self._refuse_in_parser(self._create_headers_error())
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_in_parser(
                 Overloaded(f"{MAX_PIPELINED} requests already wait on this connection: wait for their answers")
@@ -157,7 +157,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
                 self._refuse_in_parser(InvalidRequest("unsupported transfer-encoding: only 'chunked' is supported"))
-        url, headers, expect = self.url, self._headers_with_target_host(), self.expect_100_continue
+        url, headers, expect = self.url, self._apply_target_host(), self.expect_100_continue
         super().on_message_begin()
         self.headers.extend(headers)
         self.url, self.expect_100_continue = url, expect
@@ -167,13 +167,13 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if not self.cycle.response_complete and not self.hold(len(body)):
+        if not self.cycle.response_complete and not self.hold_body(len(body)):
             raise _RefusedInParser
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.request_complete()
+        self.complete_request()
 
     def check_framing(self, framing_bytes: int) -> None:
         """Check a chunked body after each part; `framing_bytes` are the part's bytes outside the chunks.
@@ -187,9 +187,9 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
                     InvalidRequest("the body's chunks are too small, or its trailers too large: send larger chunks")
                 )
             elif self._trailers > self._limits.max_headers:
-                self.refuse(self._headers_too_large())
+                self.refuse(self._create_headers_error())
 
-    def hold(self, size: int) -> bool:
+    def hold_body(self, size: int) -> bool:
         """Count a part of a body. If too many bytes are held, refuse the bodies that are held longest.
 
         Return whether this connection may continue.
@@ -198,7 +198,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
             self.hold_incoming(size)
         return self._phase is not Phase.REFUSED
 
-    def request_complete(self) -> None:
+    def complete_request(self) -> None:
         """Stop counting the body as incoming, because admission counts it from now on."""
         if self._body_bytes > MAX_UNCOUNTED_BYTES:
             self._connection_limits.incoming.drop(self)
@@ -278,36 +278,36 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         self.refuse(error)
         raise _RefusedInParser
 
-    def _headers_with_target_host(self) -> list[tuple[bytes, bytes]]:
+    def _apply_target_host(self) -> list[tuple[bytes, bytes]]:
         """Return the headers. If the request line names a host, it replaces the header `Host`."""
         if self.url.startswith(b"/") or b"://" not in self.url:
             return self.headers
         host = self.url.split(b"/", 3)[2]
         return [(b"host", host), *((name, value) for name, value in self.headers if name != b"host")]
 
-    def _headers_too_large(self) -> HeadersTooLarge:
+    def _create_headers_error(self) -> HeadersTooLarge:
         limits = self._limits
         return HeadersTooLarge(
             f"the headers exceed limits.max_header_bytes ({limits.max_header_bytes}) or limits.max_headers "
             f"({limits.max_headers}): send fewer and shorter ones"
         )
 
-    def _header_size(self) -> int:
+    def _count_header_bytes(self) -> int:
         return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
 
     def _stop_counting(self) -> None:
         self._connection_limits.incoming.drop(self)
         self._connection_limits.unsent.drop(self)
         if self._address is not None:
-            self._connection_limits.closed(self._address)
+            self._connection_limits.count_close(self._address)
             self._address = None
 
-    def body_of(self, error: PenstockError) -> object:
+    def make_error_body(self, error: PenstockError) -> object:
         """Return the JSON body of a refusal."""
         return {"error": statuses.make_public_message(error)}
 
     def _encode_refusal(self, error: PenstockError) -> bytes:
-        body = orjson.dumps(self.body_of(error))
+        body = orjson.dumps(self.make_error_body(error))
         lines = "".join(f"{name}: {value}\r\n" for name, value in statuses.make_headers(error).items())
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{lines}\r\n"
         return STATUS_LINE[statuses.get_http_code(error)] + head.encode() + body

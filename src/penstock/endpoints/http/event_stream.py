@@ -42,18 +42,18 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         encode_error: Callable[[PenstockError], bytes],
         headers: Callable[[], Mapping[str, str]] = dict,
-        send_s: float | None = None,
+        send_timeout_s: float | None = None,
     ) -> None:
         """Create an answer.
 
-        `encode_error` encodes an error as an event. `headers` is called at the first event. `send_s`: the stream ends
-        if the client reads nothing for this time.
+        `encode_error` encodes an error as an event. `headers` is called at the first event. The stream ends if the
+        client reads nothing for `send_timeout_s`.
         """
         super().__init__()
         self._events = events
         self._encode_error = encode_error
         self._make_headers = headers
-        self._send_s = send_s
+        self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
@@ -87,10 +87,10 @@ class EventStream(Response):
     async def _send_part(self, send: Send, body: bytes, is_last: bool = False) -> None:
         """Send a part of the body; wait while the connection's buffers are full."""
         message = {"type": "http.response.body", "body": body, "more_body": not is_last}
-        if self._send_s is None:
+        if self._send_timeout_s is None:
             await send(message)
         else:
-            async with asyncio.timeout(self._send_s):
+            async with asyncio.timeout(self._send_timeout_s):
                 await send(message)
 
 

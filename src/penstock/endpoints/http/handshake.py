@@ -34,7 +34,7 @@ def add_tls(
     """
     if not certificates.is_serving:
         return make
-    context, handshake_limits = certificates.server_context(client_auth), connection_limits.copy_uncounted()
+    context, handshake_limits = certificates.create_server_context(client_auth), connection_limits.copy_uncounted()
 
     def make_handshake(**options: Any) -> Any:
         return Handshake(context, handshake_limits, partial(make, **options))
@@ -106,6 +106,6 @@ class Handshake(SSLProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._address is not None:
-            self._connection_limits.closed(self._address)
+            self._connection_limits.count_close(self._address)
             self._address = None
             super().connection_lost(exc)

@@ -22,12 +22,15 @@ LIMITS = {"max_header_bytes": 8 * 1024, "header_timeout_s": 5.0, "answer_timeout
 
 class HealthApp:
     def __init__(
-        self, http_guard: HttpGuard, problem: Callable[[], Awaitable[str]], registry: Callable[[], CollectorRegistry]
+        self,
+        http_guard: HttpGuard,
+        find_problem: Callable[[], Awaitable[str]],
+        get_registry: Callable[[], CollectorRegistry],
     ) -> None:
-        """Create the application. `problem` returns why the role is not ready, or an empty string."""
+        """Create the application. `find_problem` returns why the role is not ready, or an empty string."""
         self._http_guard = http_guard
-        self._problem = problem
-        self._registry = registry
+        self._find_problem = find_problem
+        self._get_registry = get_registry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -40,7 +43,7 @@ class HealthApp:
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope) -> Response:
-        if refusal := self._http_guard.refusal(scope["headers"], scope.get("method", "")):
+        if refusal := self._http_guard.find_refusal(scope["headers"], scope.get("method", "")):
             raise refusal
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             return JSONResponse({"error": "only GET and HEAD are supported here"}, 405)
@@ -48,12 +51,12 @@ class HealthApp:
             case "/healthz" | "/livez":
                 return JSONResponse({"status": "alive"})
             case "/readyz":
-                problem = await self._problem()
+                problem = await self._find_problem()
                 content = {"status": "not ready", "reason": problem} if problem else {"status": "ready"}
                 return JSONResponse(content, 503 if problem else 200)
             case "/metrics":
                 self._http_guard.admit_scope(scope, METRICS_SCOPES)
-                registry = self._registry()
+                registry = self._get_registry()
                 text = await asyncio.to_thread(as_text, registry)  # reads a file per process and metric
                 return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
             case _:

@@ -44,13 +44,13 @@ class HttpGuard:
         self.origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
         self._known: set[bytes] = set()
 
-    def refusal(self, headers: Headers, method: str) -> PenstockError | None:
+    def find_refusal(self, headers: Headers, method: str) -> PenstockError | None:
         """Return why the host or origin is refused, or None. `method` is empty for a WebSocket."""
         hosts, origins, sites = (
             [value for name, value in headers if name == wanted] for wanted in (b"host", b"origin", b"sec-fetch-site")
         )
         for host in hosts:
-            if not self.answers_to(host):
+            if not self.is_own_host(host):
                 return UnknownHost(
                     f"this server does not answer to the host '{_decode_text(host)}': call it by its address, or start "
                     "it with --allowed-host NAME (setting allowed_hosts)"
@@ -72,13 +72,13 @@ class HttpGuard:
         """Return the caller, or raise Unauthenticated or Forbidden."""
         if self.guard.is_open:
             return ANYBODY
-        return self.guard.admit(Credentials.of_headers(headers, certificate), needs, time.time())
+        return self.guard.admit(Credentials.from_headers(headers, certificate), needs, time.time())
 
     def admit_scope(self, scope: Mapping[str, Any], needs: Needs) -> Principal:
         """Like `admit`, for the scope of an ASGI request or WebSocket."""
         return self.admit(scope["headers"], needs, get_certificate(scope))
 
-    def answers_to(self, host: bytes) -> bool:
+    def is_own_host(self, host: bytes) -> bool:
         """Return whether `host` is empty or a name of this server. Browsers always send a host; old clients may not."""
         if host in self._known:
             return True

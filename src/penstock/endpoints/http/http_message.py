@@ -138,10 +138,10 @@ def read_request_id(headers: Headers) -> str:
     return parse_request_id(headers.get(b"x-request-id", b""))
 
 
-def parse_request_id(found: bytes) -> str:
-    if found and PRINTABLE.fullmatch(found) is None:
+def parse_request_id(value: bytes) -> str:
+    if value and PRINTABLE.fullmatch(value) is None:
         raise InvalidRequest("x-request-id must be at most 256 printable ASCII characters without spaces")
-    return found.decode()
+    return value.decode()
 
 
 def read_timeout_s(headers: Headers) -> float | None:
@@ -163,15 +163,15 @@ def read_content_type(headers: Headers) -> str:
     return headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower().decode("latin-1")
 
 
-def prefers_json(accept: str, text: str, other: str = "") -> bool:
-    """Return whether an Accept header prefers JSON to the media type `text` and to `other`.
+def prefers_json(accept: str, media_type: str, other_type: str = "") -> bool:
+    """Return whether an Accept header prefers JSON to the media type `media_type` and to `other_type`.
 
-    `other` counts only if the header names it.
+    `other_type` counts only if the header names it.
     """
     wanted = parse_weights(accept)
     rest = wanted.get("*/*", 0.0)
     json = wanted.get("application/json", wanted.get("application/*", rest))
-    return json > max(wanted.get(text, wanted.get("text/*", rest)), wanted.get(other, 0.0))
+    return json > max(wanted.get(media_type, wanted.get("text/*", rest)), wanted.get(other_type, 0.0))
 
 
 def parse_weights(header: str) -> dict[str, float]:

@@ -26,7 +26,7 @@ Protocol = Callable[..., asyncio.Protocol]
 
 def serve_app(
     app: ASGIApp,
-    opened: socket.socket,
+    listening: socket.socket,
     limits: Limits,
     max_connections: int,
     certificates: Certificates,
@@ -49,7 +49,7 @@ def serve_app(
     if not is_behind_edge:
         factory = add_tls(factory, connection_limits, certificates, client_auth)
     server = create_uvicorn_server(app, factory, timeout_graceful_shutdown=CLOSE_S, **options)
-    serving = asyncio.create_task(server.serve(sockets=[opened]), name="http-app")
+    serving = asyncio.create_task(server.serve(sockets=[listening]), name="http-app")
 
     async def close() -> None:
         server.should_exit = True

@@ -15,10 +15,10 @@ LIMITS = {"message_timeout_s": inf}
 class ManagerProtocol(BoundedProtocol):
     """A connection whose bodies are written to storage as they arrive, so that size and duration have no limit."""
 
-    def hold(self, size: int) -> bool:
+    def hold_body(self, size: int) -> bool:
         return self._phase is not Phase.REFUSED
 
-    def body_of(self, error: PenstockError) -> object:
+    def make_error_body(self, error: PenstockError) -> object:
         return {"error": {"code": error.code, "message": statuses.make_public_message(error)}}
 
 

@@ -135,12 +135,12 @@ def list_models(*modules: ModuleType) -> list[type[BaseModel]]:
 
 
 def build_openapi_document(
-    app: FastAPI, models: Sequence[type[BaseModel]], further: Mapping[str, Any] = MappingProxyType({})
+    app: FastAPI, models: Sequence[type[BaseModel]], further_schemas: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return the application's OpenAPI document with the schemas of the models, and further schemas."""
     document = app.openapi()
     _, definitions = models_json_schema([(found, "validation") for found in models], ref_template=SCHEMA_REFERENCE)
-    document["components"] = {"schemas": {**further, **definitions["$defs"]}, "securitySchemes": SECURITY}
+    document["components"] = {"schemas": {**further_schemas, **definitions["$defs"]}, "securitySchemes": SECURITY}
     return document
 
 
@@ -152,29 +152,29 @@ def build_schemas(*descriptors: Any) -> dict[str, Any]:
     return found
 
 
-def _add_schema(descriptor: Any, found: dict[str, Any]) -> None:
-    if descriptor.name in found:
+def _add_schema(descriptor: Any, schemas: dict[str, Any]) -> None:
+    if descriptor.name in schemas:
         return
-    fields = found[descriptor.name] = {"type": "object", "properties": {}}
+    fields = schemas[descriptor.name] = {"type": "object", "properties": {}}
     for each in descriptor.fields:
         if each.name != "failure":
-            fields["properties"][each.name] = _describe_field(each, found)
+            fields["properties"][each.name] = _describe_field(each, schemas)
 
 
-def _describe_field(each: Any, found: dict[str, Any]) -> dict[str, Any]:
-    message = each.message_type
+def _describe_field(field_descriptor: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    message = field_descriptor.message_type
     if message is not None and message.GetOptions().map_entry:
-        return {"type": "object", "additionalProperties": _describe_field(message.fields_by_name["value"], found)}
+        return {"type": "object", "additionalProperties": _describe_field(message.fields_by_name["value"], schemas)}
     if message is not None:
-        _add_schema(message, found)
+        _add_schema(message, schemas)
         schema: dict[str, Any] = {"$ref": SCHEMA_REFERENCE.format(model=message.name)}
-    elif each.name in JSON_FIELDS:
+    elif field_descriptor.name in JSON_FIELDS:
         schema = {"type": "object"}
     else:
-        schema = {"type": JSON_TYPES.get(each.type, "string")}
-    if each.is_repeated:
+        schema = {"type": JSON_TYPES.get(field_descriptor.type, "string")}
+    if field_descriptor.is_repeated:
         return {"type": "array", "items": schema}
-    return {"anyOf": [schema, {"type": "null"}]} if each.has_presence else schema
+    return {"anyOf": [schema, {"type": "null"}]} if field_descriptor.has_presence else schema
 
 
 def _document_route(path: str, route: Route) -> dict[str, Any]:
@@ -206,9 +206,9 @@ def _document_route(path: str, route: Route) -> dict[str, Any]:
 
 
 def _document_content(
-    model: type[BaseModel | Message] | None, further: Mapping[str, Any] | None = None
+    model: type[BaseModel | Message] | None, further_types: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    found = dict(further or {})
+    found = dict(further_types or {})
     if model is not None:
         found["application/json"] = {"schema": {"$ref": SCHEMA_REFERENCE.format(model=model.__name__)}}
     return found

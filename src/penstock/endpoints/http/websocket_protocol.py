@@ -63,7 +63,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
         self._incoming_bytes = 0  # received since the application took a message
         self._step_bytes = STEP_BYTES
         self._fragment_bytes = 0
-        self._controls = 0
+        self._control_frames = 0
         self._controls_since = 0.0
 
     def connection_made(self, transport: Any) -> None:
@@ -79,7 +79,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
         self._connection_limits.incoming.drop(self)
         self._connection_limits.unsent.drop(self)
         if self._address is not None:
-            self._connection_limits.closed(self._address)
+            self._connection_limits.count_close(self._address)
             self._address = None
 
     def data_received(self, data: bytes) -> None:
@@ -90,7 +90,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
             self.hold_incoming(len(data))
         self._parse()
         if not (self._unparsed or self.frames or self.conn.reader.buffer) and self.queue.empty():
-            self._message_taken()  # there were control frames only
+            self._stop_counting_message()  # there were control frames only
 
     def _parse(self) -> None:
         """Parse in small steps, because a few bytes may hold many frames. Stop while a message waits to be read."""
@@ -105,12 +105,12 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
 
     async def receive(self) -> Any:
         message = await super().receive()
-        self._message_taken()
+        self._stop_counting_message()
         if self._unparsed:
             self._parse()
         return message
 
-    def _message_taken(self) -> None:
+    def _stop_counting_message(self) -> None:
         """Stop counting the received bytes, because decoding and admission count the message from now on."""
         if self._incoming_bytes > MAX_UNCOUNTED_BYTES:
             self._connection_limits.incoming.drop(self)
@@ -142,9 +142,9 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
 
     def _allow_control(self) -> bool:
         if self._received_at - self._controls_since > 1.0:
-            self._controls, self._controls_since = 0, self._received_at
-        self._controls += 1
-        if self._controls > MAX_CONTROL_FRAMES or not self.writable.is_set():
+            self._control_frames, self._controls_since = 0, self._received_at
+        self._control_frames += 1
+        if self._control_frames > MAX_CONTROL_FRAMES or not self.writable.is_set():
             self._close_with_error(f"more than {MAX_CONTROL_FRAMES} pings and pongs per second, or unread answers")
             return False
         return True

@@ -30,7 +30,7 @@ from penstock.engines.python.python_model import (
     to_tensors,
 )
 from penstock.wire.ipc.arena import Arena
-from penstock.wire.ipc.ipc_channel import Channel, PeerGone
+from penstock.wire.ipc.ipc_channel import IpcChannel, PeerGone
 from penstock.wire.ipc.ipc_messages import Message
 
 _OWN_FILES = (__file__, python_model.__file__)
@@ -39,7 +39,7 @@ _OWN_FILES = (__file__, python_model.__file__)
 class ModelHost:
     """Loads a model, and answers the engine's messages with it; keeps the model's sessions and streams."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: IpcChannel) -> None:
         self._channel = channel
         self._pid = os.getpid()
         self._limit: int | None = None  # of its memory, in bytes
@@ -220,7 +220,7 @@ def _failed_message(code: str, text: str, reason: str = "") -> Message:
 def main() -> None:
     connection, incoming, outgoing = take_over_descriptors()
     with socket.socket(fileno=connection) as to_engine:  # closed even if the model's threads keep the process alive
-        ModelHost(Channel(to_engine, (Arena(outgoing),), (Arena(incoming),))).run()
+        ModelHost(IpcChannel(to_engine, (Arena(outgoing),), (Arena(incoming),))).run()
 
 
 if __name__ == "__main__":

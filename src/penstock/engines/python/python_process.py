@@ -18,7 +18,7 @@ from penstock.engines.hosting.hosted_process import HostedProcess, HostProgram
 from penstock.engines.hosting.process_usage import used_bytes
 from penstock.engines.python.limit import MIB, mentions_no_memory
 from penstock.wire.ipc.arena import Arena
-from penstock.wire.ipc.ipc_channel import Channel, PeerGone
+from penstock.wire.ipc.ipc_channel import IpcChannel, PeerGone
 from penstock.wire.ipc.ipc_messages import Message
 
 PING_S = 2.0
@@ -74,7 +74,7 @@ class PythonProcess:
                 self._hosted = HostedProcess(program.host, (theirs.fileno(), to_model.fd, from_model.fd))
             self.pid = self._hosted.pid
             stack.callback(self._hosted.close)
-            self._channel = Channel(ours, (to_model,), (from_model,), self._hosted.pidfd)
+            self._channel = IpcChannel(ours, (to_model,), (from_model,), self._hosted.pidfd)
             self._open = stack.pop_all()
 
     def load(self, timeout_s: float) -> None:

@@ -78,7 +78,7 @@ class ManagerApp:
         return principal
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        refusal = self._http_guard.refusal(scope["headers"], scope.get("method", ""))
+        refusal = self._http_guard.find_refusal(scope["headers"], scope.get("method", ""))
         if refusal is not None:
             await refuse_call(refusal, scope, receive, send)
             return

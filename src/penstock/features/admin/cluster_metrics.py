@@ -115,4 +115,4 @@ def _to_block_on_worker(block_id: str, count: BlockCount) -> BlockOnWorker:
 def _add_answers(totals: dict[Key, ModelAnswers], more: Iterable[ModelAnswers]) -> None:
     for each in more:
         key = (each.model, each.version)
-        totals[key] = totals[key].plus(each) if key in totals else each
+        totals[key] = totals[key].add_counts(each) if key in totals else each

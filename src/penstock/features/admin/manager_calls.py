@@ -18,7 +18,7 @@ from penstock.core.errors import Unavailable
 from penstock.endpoints.credentials import Credentials
 from penstock.endpoints.http.openapi import get_principal
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc, manager_pb2_grpc, registry_pb2_grpc
-from penstock.wire.leader_connection import Leader, LeaderAction
+from penstock.wire.leader_connection import LeaderAction, LeaderClient
 from penstock.wire.manager_connection import ASKED_BY_HEADER, CALLERS_KEY_HEADER
 
 STUBS = {
@@ -52,7 +52,7 @@ REFUSALS = (
 
 
 class ClusterCalls:
-    def __init__(self, leader: Leader, own: Leader | None = None) -> None:
+    def __init__(self, leader: LeaderClient, own: LeaderClient | None = None) -> None:
         """Create the calls. `own` is the manager of this process, which answers reads if the leader does not answer."""
         self._leader = leader
         self._own = own
@@ -118,7 +118,7 @@ def _find_method(channel: grpc.aio.Channel, method: str) -> Any:
 
 
 def _caller_metadata(connection: HTTPConnection) -> tuple[tuple[str, bytes], ...]:
-    keys = Credentials.of_headers(connection.scope["headers"]).keys
+    keys = Credentials.from_headers(connection.scope["headers"]).keys
     if keys and get_principal(connection).key_id:
         return ((CALLERS_KEY_HEADER, keys[0].encode("latin-1")),)
     return ((ASKED_BY_HEADER, get_principal(connection).name.encode()),)

@@ -25,7 +25,7 @@ NO_LOAD = Load()
 
 
 class KeyValidity(Protocol):
-    def valid_until(self, key_id: str) -> float:
+    def find_expiry(self, key_id: str) -> float:
         """Return when the key expires, in seconds since 1970; -inf if the key was revoked or deleted."""
 
 
@@ -63,7 +63,7 @@ class Discovery:
         block = self._find_block(wanted, principal)
         at = self._clock()
         token = sign_token(self._signing.key(), principal, block.block_id, at)
-        session = principal.session_id(wanted.session_id) if wanted.session_id else ""
+        session = principal.prefix_session_id(wanted.session_id) if wanted.session_id else ""
         if wanted.is_ordered and not session:
             raise InvalidRequest("`is_ordered` requires a session_id")
         found = pb.DiscoverResponse(
@@ -79,7 +79,7 @@ class Discovery:
 
     def _check_key(self, principal: Principal) -> None:
         """Check the key again, because the gateway that admitted the client may not know of a revocation yet."""
-        if self._clock() >= min(principal.expires_at, self._keys.valid_until(principal.key_id)):
+        if self._clock() >= min(principal.expires_at, self._keys.find_expiry(principal.key_id)):
             raise Unauthenticated("this key has expired or was revoked")
 
     # --- finding the block
@@ -111,7 +111,7 @@ class Discovery:
     def _find_owner(self, session: str) -> GatewayMember:
         desired = self._control.desired
         members = {member.gateway_id: member for member in desired.gateways.members()}
-        owner = members.get(SessionOwners(desired.membership, members).of(session))
+        owner = members.get(SessionOwners(desired.membership, members).find_owner(session))
         if owner is None or not owner.address:
             raise Unavailable("no gateway can own the session at the moment; try again")
         return owner

@@ -138,7 +138,7 @@ def build_server_document(config: Config) -> dict[str, Any]:
     """Return the record of this server in the form of the directory."""
     settings = config.directory
     metadata = {**({"cluster_id": config.cluster.id} if config.cluster.id != UNNAMED else {}), **settings.metadata}
-    if quotas := config.quotas.document():
+    if quotas := config.quotas.to_document():
         metadata["quota_management_data"] = quotas
     return {
         "inference_server_id": str(uuid5(NAMESPACE_URL, settings.public_url)),

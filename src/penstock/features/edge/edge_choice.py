@@ -42,6 +42,6 @@ def _find_reason(config: Config, host: str, are_keys_required: bool) -> str:
         return f"other machines can reach {host}"
     if config.tls.cert:
         return "TLS is on"
-    if are_keys_required or config.key_requirement(host) == "required":
+    if are_keys_required or config.find_key_requirement(host) == "required":
         return "keys are required"
     return ""

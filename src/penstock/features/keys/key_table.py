@@ -127,7 +127,7 @@ class KeyTable:
         """Return the principal of the key, even if the key has expired."""
         return self._by_digest.get(self._compute_digest(text))
 
-    def valid_until(self, key_id: str) -> float:
+    def find_expiry(self, key_id: str) -> float:
         """Return when the key expires, in seconds since 1970; -inf if the key was revoked or deleted.
 
         Callers without an API key (an empty id, or a certificate's id) always stay valid.

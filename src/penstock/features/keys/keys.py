@@ -138,8 +138,8 @@ class Keys(ManagerFeature):
                 return record
         raise NotFound(f"there is no key '{name[:128]}'; 'penstock key list' shows all keys")
 
-    def valid_until(self, key_id: str) -> float:
-        return self._table.valid_until(key_id)
+    def find_expiry(self, key_id: str) -> float:
+        return self._table.find_expiry(key_id)
 
     @property
     def managers_key(self) -> str:
@@ -172,13 +172,13 @@ class Keys(ManagerFeature):
         own = {self.managers_key: MANAGER} if self._secret else {}
         secret = _derive_secret(self._secret, b"digests")
         self._table = KeyTable(secret, self._records.values(), bool(self._records), own)
-        self._guard.keys_changed(self._table)
+        self._guard.set_keys(self._table)
 
     def _publish(self, term: Term) -> None:
         secret = _derive_secret(self._secret, b"digests")
         known = {key_id: encode(record) for key_id, record in self._records.items()}
         signers = public_keys(signers_of(self._control.desired.others))
-        valid = {key_id: self.valid_until(key_id) for key_id in self._records}
+        valid = {key_id: self.find_expiry(key_id) for key_id in self._records}
         revoked = frozenset(key_id for key_id, until in valid.items() if until == -inf) | self._deleted
         expires_at = {key_id: until for key_id, until in valid.items() if isfinite(until)}
         term.set_access(AccessView(secret, bool(known), known, signers, revoked=revoked, expires_at=expires_at))

@@ -95,7 +95,7 @@ class LiveRest:
         watch = self._streams.watch(_parse_interval_s(request))
         events = _stream_events(watch, partial(admit_again, request))
         return EventStream(
-            events, lambda error: encode_event(statuses.make_public_message(error).encode()), send_s=SEND_S
+            events, lambda error: encode_event(statuses.make_public_message(error).encode()), send_timeout_s=SEND_S
         )
 
     def _file_handler(self, name: str) -> Handler:

@@ -40,7 +40,7 @@ def get_session_id(request: InferRequest) -> str:
     """Return the request's session id or an empty string. The id includes the API key, so keys share no sessions."""
     step = request.controls.session
     given = request.packet.session_id if request.packet is not None else "" if step is None else step.session_id
-    return request.principal.session_id(given) if given else ""
+    return request.principal.prefix_session_id(given) if given else ""
 
 
 def make_refund(charge: Charge) -> Charge:

@@ -43,7 +43,7 @@ class ModelSources:
         settings = self._config.registry
         if settings.is_direct:
             return StoredFiles(open_objects(settings.objects, self._config.data_dir / "objects", self._config.s3))
-        return ManagersFiles(self._manager, Channels.of(self._config))
+        return ManagersFiles(self._manager, Channels.from_config(self._config))
 
 
 class ManagersFiles:

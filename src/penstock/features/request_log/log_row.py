@@ -72,7 +72,7 @@ def make_log_row(
         session_id, seq_no, client_ts_us = packet.session_id, packet.seq_no, _convert_client_time(packet.ts)
         whole: Buffer = packet.data
     else:
-        session_id = "" if step is None else step.session_id.removeprefix(principal.session_id(""))
+        session_id = "" if step is None else step.session_id.removeprefix(principal.prefix_session_id(""))
         seq_no, client_ts_us = (None if step is None else step.seq_no), None
         whole = _show_inputs(request.inputs, max_payload_bytes) if max_payload_bytes else b""
     return LogRow(

@@ -30,12 +30,12 @@ class ShadowRoutes(Protocol):
     """The blocks of this gateway, and the routes from names to blocks."""
 
     @property
-    def held(self) -> Container[str]:
+    def held_block_ids(self) -> Container[str]:
         """The ids of the blocks that at least one worker holds."""
 
     def find_split(self, name: str) -> Split | None: ...
 
-    def block(self, block_id: str) -> BlockDescription | None: ...
+    def find_block(self, block_id: str) -> BlockDescription | None: ...
 
 
 class ShadowPlan(Protocol):
@@ -52,7 +52,7 @@ class ShadowPlan(Protocol):
 
 
 class ShadowPlans(Protocol):
-    def plan_of(self, block: BlockDescription) -> ShadowPlan: ...
+    def find_plan(self, block: BlockDescription) -> ShadowPlan: ...
 
 
 class GatewayLoad(Protocol):
@@ -88,8 +88,8 @@ class Shadows:
         split = None if request.version else self._routes.find_split(request.model)
         if split is None or not split.wants_shadow() or request.controls.session is not None:
             return
-        block = self._routes.block(split.route.shadow)
-        if block is None or block.block_id not in self._routes.held or block.settings.may_stream:
+        block = self._routes.find_block(split.route.shadow)
+        if block is None or block.block_id not in self._routes.held_block_ids or block.settings.may_stream:
             return
         given = response if split.route.is_compared else None
         size_bytes = request.size_bytes + (_count_bytes(given) if given is not None else 0)
@@ -128,7 +128,7 @@ class Shadows:
             TIMEOUT_S,
             size_bytes=request.size_bytes,
         )
-        plan = self._plans.plan_of(block)
+        plan = self._plans.find_plan(block)
         begun = now()
         try:
             response = await self._dispatcher.run(block, copy, begun + plan.read_controls(copy))

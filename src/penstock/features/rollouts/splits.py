@@ -49,7 +49,7 @@ class Split:
         session = key = ""
         if parameters:
             found = parameters.get(SESSION_ID) or parameters.get(SEQUENCE_ID) or ""
-            session = request.principal.session_id(str(found)) if found else ""
+            session = request.principal.prefix_session_id(str(found)) if found else ""
             home = self._homes.get(session) if session else None
             if home is not None and home in self._blocks:
                 return self._blocks[home]

@@ -83,7 +83,7 @@ class BlockSearch:
         """Return the id of the block that the request's query selects. All requests of a session get one block."""
         packet = request.packet
         assert packet is not None
-        session = request.principal.session_id(packet.session_id)
+        session = request.principal.prefix_session_id(packet.session_id)
         key = self._choices.key(session, packet.query_parameters)
         choice = self._choices.find(key, self._clock())
         if choice is not None:

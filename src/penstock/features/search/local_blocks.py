@@ -15,13 +15,13 @@ class KnownBlocks(Protocol):
     @property
     def revision(self) -> int: ...
 
-    def views(self) -> list[BlockView]: ...
+    def list_views(self) -> list[BlockView]: ...
 
-    def block(self, block_id: str) -> BlockDescription | None: ...
+    def find_block(self, block_id: str) -> BlockDescription | None: ...
 
 
 class SlotStates(Protocol):
-    def slot_states(self, block_id: str) -> list[SlotState]: ...
+    def list_slot_states(self, block_id: str) -> list[SlotState]: ...
 
 
 class _BlockVersion(NamedTuple):
@@ -44,10 +44,10 @@ class LocalBlocks:
         return self._known.revision
 
     def documents(self) -> Iterator[BlockDocument]:
-        views = self._known.views()
+        views = self._known.list_views()
         before, self._seen = self._seen, {}
         for view in views:
-            description = self._known.block(view.block_id)
+            description = self._known.find_block(view.block_id)
             seen = before.get(view.block_id)
             if seen is None or seen.view is not view or seen.description is not description:
                 seen = _BlockVersion(view, description, self._make_document(view, description))
@@ -64,11 +64,11 @@ class LocalBlocks:
                 "latency_ms": each.latency_ms,
                 "healthy": float(each.state == "healthy"),
             }
-            for each in self._slots.slot_states(document.block_id)
+            for each in self._slots.list_slot_states(document.block_id)
         ]
 
     def is_callable(self, document: BlockDocument) -> bool:
-        return self._known.block(document.block_id) is not None
+        return self._known.find_block(document.block_id) is not None
 
     def _make_document(self, view: BlockView, description: BlockDescription | None) -> BlockDocument:
         details = _read_details(view.details)

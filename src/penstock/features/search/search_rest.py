@@ -75,7 +75,7 @@ class SearchRest:
             raise make_query_error(f"the body is too large: it may have {2 * MAX_QUERY_BYTES} bytes")
         body, principal = await read_body_as(request, SearchBody), get_principal(request)
         query = read_query(body.query)
-        turn = RankingTurn(principal.session_id(body.session_id))
+        turn = RankingTurn(principal.prefix_session_id(body.session_id))
         found = await self._search.search_in_time(query, principal, turn, body.limit)
         blocks = [self._to_found_block(rank, each) for rank, each in enumerate(found.ranked[: body.limit], 1)]
         answer: dict[str, Any] = {

@@ -169,7 +169,7 @@ class OrderedSessions:
             async with asyncio.timeout(deadline - now()), turns:
                 record = await self._runs.transfer_out(block_id, session_id)
                 if record is not None and self._stored is None:
-                    successor = self._links.link(next_owners.of(session_id))
+                    successor = self._links.link(next_owners.find_owner(session_id))
                     await successor.give(block_id, session_id, _encode(record), self._make_forwarding(deadline))
         except (PenstockError, TimeoutError) as error:
             log.debug("session_not_moved", session=session_id, error=str(error))
@@ -189,10 +189,10 @@ class OrderedSessions:
         return self._peers
 
     def _is_own(self, session_id: str) -> bool:
-        return self._owners.of(session_id) in ("", self._gateway_id)
+        return self._owners.find_owner(session_id) in ("", self._gateway_id)
 
     def _find_owner(self, request: InferRequest) -> str:
-        return self._owners.of(_session_id(request)) or self._gateway_id
+        return self._owners.find_owner(_session_id(request)) or self._gateway_id
 
     def _check_owner(self, request: InferRequest) -> None:
         if not self._is_own(_session_id(request)):
@@ -278,7 +278,7 @@ class OrderedSessions:
     def _is_maybe_lost(self, session_id: str, idle_s: float) -> bool:
         """Return whether a gateway that left may have owned the session; to be called if no gateway has the session."""
         return any(
-            before.of(session_id) not in self._owners.gateways
+            before.find_owner(session_id) not in self._owners.gateways
             for before, at in self._former_owners
             if now() - at < idle_s
         )

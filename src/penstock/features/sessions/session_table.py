@@ -75,7 +75,7 @@ class SessionTable:
 
     def due(self) -> float | None:
         """Return the earliest time at which `tick` may have to fail a step, or None."""
-        return self._deadlines.next()
+        return self._deadlines.peek_time()
 
     # --- events
 
@@ -251,7 +251,7 @@ class SessionTable:
             return [self._start_step(session, step)]
         self._count_waiting(session, ticket)
         if not step.is_running or ticket.deadline < step.deadline:
-            self._deadlines.watch(ticket.deadline, ticket)
+            self._deadlines.add(ticket.deadline, ticket)
         return []
 
     def _check_room(self, session: Session | None, size_bytes: int) -> None:

@@ -64,14 +64,14 @@ def infer_block(
         _print_file(index, file, output_dir)
 
 
-def _read_option(given: str) -> str:
+def _read_option(option: str) -> str:
     """Return an option's text, or for `@FILE` the text of the file."""
-    if not given.startswith("@"):
-        return given
+    if not option.startswith("@"):
+        return option
     try:
-        return read_bytes(Path(given[1:])).decode()
+        return read_bytes(Path(option[1:])).decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{given[1:]}: not UTF-8 text") from error
+        raise InvalidRequest(f"{option[1:]}: not UTF-8 text") from error
 
 
 def _print_file(index: int, file: dict[str, Any], folder: Path | None) -> None:

@@ -132,9 +132,9 @@ def _find_only_block(output_ptr: str, block: str) -> str:
     return str(name)
 
 
-def _parse_successors(name: str, given: Any) -> list[str]:
+def _parse_successors(name: str, value: Any) -> list[str]:
     """Return the successors of a block from a list of their ids, or from an object with that list in `outputs`."""
-    found = given.get(OUTPUTS) if type(given) is dict else given
+    found = value.get(OUTPUTS) if type(value) is dict else value
     if type(found) is not list or not all(type(each) is str and each for each in found):
         raise InvalidRequest(
             f"'output_ptr': '{name[:MAX_SHOWN_CHARS]}' must have a list of block ids, or an object with that list as "

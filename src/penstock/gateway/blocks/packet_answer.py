@@ -32,9 +32,9 @@ class AnswerParts:
 
 
 def make_answer_parts(
-    response: InferResponse, block: BlockDescription, sent: Sequence[PacketFile], is_chat: bool, limits: Limits
+    response: InferResponse, block: BlockDescription, packet_files: Sequence[PacketFile], is_chat: bool, limits: Limits
 ) -> AnswerParts:
-    """Return the answer to a packet. `sent`: the packet's files. `is_chat`: the packet had messages."""
+    """Return the answer to a packet. `packet_files`: the packet's files. `is_chat`: the packet had messages."""
     if block.settings.takes_packets:
         arrays = {tensor.name: to_array(tensor) for tensor in response.outputs}
         return AnswerParts(arrays[DATA][0], unpack_files(arrays), is_json=False)
@@ -42,7 +42,7 @@ def make_answer_parts(
     files: list[PacketFile] = []
     for tensor in response.outputs:
         if _is_for_files(tensor, block, limits):
-            files += _make_files(tensor, sent)
+            files += _make_files(tensor, packet_files)
         else:
             values[tensor.name] = to_plain_value(tensor, limits.max_values)
     if is_chat and values.keys() >= set(CHAT_OUTPUTS):
@@ -70,7 +70,7 @@ def _is_for_files(tensor: Tensor, block: BlockDescription, limits: Limits) -> bo
     return False
 
 
-def _make_files(tensor: Tensor, sent: Sequence[PacketFile]) -> list[PacketFile]:
+def _make_files(tensor: Tensor, packet_files: Sequence[PacketFile]) -> list[PacketFile]:
     """Return a file for each element of a BYTES output, or one file with the bytes of a numeric output.
 
     If the packet had the same number of files, each file also gets the metadata of the packet's file at its index.
@@ -79,7 +79,9 @@ def _make_files(tensor: Tensor, sent: Sequence[PacketFile]) -> list[PacketFile]:
         kind = {OUTPUT: tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         return [PacketFile(kind, bytes(tensor.data))]
     elements = unpack_bytes(tensor)
-    kept: Sequence[Mapping[str, Any]] = [file.metadata for file in sent] if len(sent) == len(elements) else ()
+    kept: Sequence[Mapping[str, Any]] = (
+        [file.metadata for file in packet_files] if len(packet_files) == len(elements) else ()
+    )
     return [
         PacketFile({**(kept[index] if kept else {}), OUTPUT: tensor.name, INDEX: index}, element)
         for index, element in enumerate(elements)

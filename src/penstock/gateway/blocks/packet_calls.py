@@ -37,7 +37,7 @@ class PacketCalls:
         request.model, request.packet, request.binder = packet.block, packet.fields, inputs
         request.size_bytes = packet.size_bytes
         if packet.block:
-            block = await self._catalogue.block(packet.block, "", request.principal)
+            block = await self._catalogue.wait_for_block(packet.block, "", request.principal)
             if packet.size_bytes <= LARGE_BYTES:
                 inputs.prepare(block)
             else:

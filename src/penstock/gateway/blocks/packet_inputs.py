@@ -138,10 +138,10 @@ def _separate_inputs(
     return inputs, plain
 
 
-def _put_once(found: dict[str, Any], name: str, value: Any) -> None:
-    if name in found:
+def _put_once(inputs: dict[str, Any], name: str, value: Any) -> None:
+    if name in inputs:
         raise InvalidRequest(f"'{name[:MAX_SHOWN_CHARS]}' is given twice in 'data': send it once")
-    found[name] = value
+    inputs[name] = value
 
 
 def _to_parameter(value: Any) -> Any:
@@ -166,7 +166,10 @@ def _is_base64(value: Any) -> bool:
 
 
 def _make_file_tensors(
-    files: Sequence[PacketFile], specs: Mapping[str, TensorSpec], given: Mapping[str, Tensor], block: BlockDescription
+    files: Sequence[PacketFile],
+    specs: Mapping[str, TensorSpec],
+    tensors_from_data: Mapping[str, Tensor],
+    block: BlockDescription,
 ) -> dict[str, Tensor]:
     """Return the inputs that files carry. A file goes to the input in its metadata, or to the next free BYTES input."""
     by_input: dict[str, list[PacketFile]] = {}
@@ -182,9 +185,13 @@ def _make_file_tensors(
         else:
             by_input.setdefault(name, []).append(file)
     if unnamed:
-        free = [name for name in specs if specs[name].datatype == BYTES and name not in given.keys() | by_input.keys()]
+        free = [
+            name
+            for name in specs
+            if specs[name].datatype == BYTES and name not in tensors_from_data.keys() | by_input.keys()
+        ]
         by_input |= _assign_files(unnamed, [name for name in free if not specs[name].is_optional] or free, block)
-    if twice := by_input.keys() & given.keys():
+    if twice := by_input.keys() & tensors_from_data.keys():
         raise InvalidTensor(f"input '{min(twice)}' is given in 'data' and by a file: send it once")
     return {name: _make_file_tensor(specs[name], found) for name, found in by_input.items()}
 

@@ -63,11 +63,11 @@ class PacketRest:
         answer=PacketAnswerBody,
     )
     async def infer_form(self, request: Request) -> Response:
-        with self._calls.counting_rejected(request):
-            call = await self._calls.read(request)
+        with self._calls.count_rejections(request):
+            call = await self._calls.read_call(request)
             if call.content_type != FORM_TYPE:
                 raise InvalidRequest(f"unsupported content-type '{call.content_type[:80]}': send {FORM_TYPE}")
-            body = parse_form(await self._calls.form(call))
+            body = parse_form(await self._calls.read_form(call))
             packet = parse_packet(body, self._calls.limits)
         return await self.run(call, packet)
 
@@ -77,8 +77,8 @@ class PacketRest:
 
     async def run(self, call: RestCall, packet: BlockPacket) -> Response:
         request = InferRequest("", [])
-        self._calls.complete(call, request)
-        with self._calls.counting_rejected(call.request, request):
+        self._calls.complete_request(call, request)
+        with self._calls.count_rejections(call.request, request):
             inputs = await self._packets.prepare(packet, request)
             if inputs.is_async and ASYNC not in call.request.scope:
                 return build_accepted_response(await self._packets.start(request, inputs, call.request.url.path))

@@ -50,26 +50,26 @@ class NativeLimits:
         """Return whether large answers are being sent."""
         return any(client.answers for client in self._clients.values())
 
-    def knows(self, peer: str) -> bool:
+    def is_known(self, peer: str) -> bool:
         return peer in self._clients
 
-    def track_answer(self, peer: str, size_bytes: int, taken: Callable[[], None]) -> None:
-        """Note that a large answer is being sent; call `taken` when it has arrived or the client is gone."""
+    def track_answer(self, peer: str, size_bytes: int, on_taken: Callable[[], None]) -> None:
+        """Note that a large answer is being sent; call `on_taken` when it has arrived or the client is gone."""
         client = self._clients.get(peer)
         if client is None:
-            taken()
+            on_taken()
             return
         client.awaited_bytes = max(client.awaited_bytes, client.taken_bytes) + size_bytes
-        client.answers.append((client.awaited_bytes, taken))
+        client.answers.append((client.awaited_bytes, on_taken))
 
-    def check(self, connections: Mapping[str, "ConnectionCounts"], unseen: int, now: float) -> set[str]:
-        """Return the peers whose connections must be cut. `unseen`: calls that the native server has not delivered."""
+    def check(self, connections: Mapping[str, "ConnectionCounts"], undelivered: int, now: float) -> set[str]:
+        """Return the peers to disconnect. `undelivered`: how many calls the native server has not delivered."""
         self._update_clients(connections, now)
-        if unseen <= 0:  # all received bytes belong to whole messages
+        if undelivered <= 0:  # all received bytes belong to whole messages
             self.whole_bytes.clear()
             for client in self._clients.values():
                 client.base_bytes = client.received_bytes
-        held = {peer: self._held_bytes(peer, client) for peer, client in self._clients.items()}
+        held = {peer: self._compute_held_bytes(peer, client) for peer, client in self._clients.items()}
         return (
             self._find_excess()
             | self._find_silent(connections, now)
@@ -91,7 +91,7 @@ class NativeLimits:
             while client.answers and client.answers[0][0] <= client.taken_bytes:
                 client.answers.pop(0)[1]()
 
-    def _held_bytes(self, peer: str, client: _Client) -> int:
+    def _compute_held_bytes(self, peer: str, client: _Client) -> int:
         return client.received_bytes - client.base_bytes - self.whole_bytes.get(peer, 0)
 
     def _find_excess(self) -> set[str]:
@@ -107,23 +107,25 @@ class NativeLimits:
             or connections[peer].silent_s > self._idle_s
         }
 
-    def _find_stalled(self, held: Mapping[str, int], now: float) -> set[str]:
+    def _find_stalled(self, held_bytes: Mapping[str, int], now: float) -> set[str]:
         """Return the peers that started a message and stopped sending."""
         patience_s = self._limits.message_timeout_s
-        return {peer for peer, size in held.items() if size > 0 and now - self._clients[peer].sent_since > patience_s}
+        return {
+            peer for peer, size in held_bytes.items() if size > 0 and now - self._clients[peer].sent_since > patience_s
+        }
 
-    def _find_largest(self, held: Mapping[str, int]) -> set[str]:
+    def _find_largest(self, held_bytes: Mapping[str, int]) -> set[str]:
         """Return the peers that hold most memory, if all peers together exceed the memory limit.
 
         Without the returned peers, the others hold at most half of the limit.
         """
-        left = sum(size for size in held.values() if size > 0)
+        left = sum(size for size in held_bytes.values() if size > 0)
         gone: set[str] = set()
         if left <= self._max_bytes:
             return gone
-        for peer in sorted(held, key=lambda peer: -held[peer]):
+        for peer in sorted(held_bytes, key=lambda peer: -held_bytes[peer]):
             if left <= self._max_bytes // 2:
                 break
             gone.add(peer)
-            left -= held[peer]
+            left -= held_bytes[peer]
         return gone

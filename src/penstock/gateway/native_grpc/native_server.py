@@ -119,11 +119,11 @@ class NativeServer:
         most_waiting = limits.max_inflight_bytes // 2 if edge.is_behind_edge else 2 * limits.max_inflight_bytes
         self._most_waiting_bytes = max(most_waiting, self._most_bytes)
         max_held = self._traffic.transit.incoming.max_bytes
-        self._watch = NativeLimits(limits, max_held, max_connections, IDLE_S)
-        self._whole_bytes = self._watch.whole_bytes
+        self._connection_limits = NativeLimits(limits, max_held, max_connections, IDLE_S)
+        self._whole_bytes = self._connection_limits.whole_bytes
         self._tasks = BackgroundTasks("grpc_native")
         self._cut = RepeatedLog("grpc_connections_cut")
-        self._native: Any = None
+        self._rust_server: Any = None
         self._counted_at, self._counted_bytes = -COUNT_S, 0  # when connections were last counted, and the memory then
         self._pause_s = CHECK_S
         self._process = psutil.Process()
@@ -157,7 +157,7 @@ class NativeServer:
             except (OSError, ConfigError):
                 native.close()
                 raise
-        self._native = native
+        self._rust_server = native
         self._loop = asyncio.get_running_loop()
         self._counter = ConnectionCounter(port)
         # In this context, so that logs of calls carry the name of the process.
@@ -183,11 +183,11 @@ class NativeServer:
 
     async def close(self) -> None:
         """Stop the server; calls that wait fail with UNAVAILABLE."""
-        if self._native is None:
+        if self._rust_server is None:
             return
         await self._tasks.close()
         self._relay.stop_listening()
-        await asyncio.to_thread(self._native.close)
+        await asyncio.to_thread(self._rust_server.close)
         await self._relay.close(LAST_ANSWERS_S)
         for call in tuple(self._calls.values()):
             call.cancel()
@@ -195,7 +195,7 @@ class NativeServer:
     # --- in the thread that receives calls
 
     def _receive_calls(self) -> None:
-        native = self._native
+        native = self._rust_server
         while (events := native.recv_batch_details(MAX_BATCH)) is not None:
             at = now()
             size = sum([len(event[3]) for event in events if event[3]])
@@ -294,38 +294,38 @@ class NativeServer:
 
     def _respond(self, call_id: int, call: NativeCall, data: bytes) -> None:
         peer, on_taken = call.peer(), call.on_taken
-        if on_taken is not None and not self._is_behind_edge and not self._watch.knows(peer):
+        if on_taken is not None and not self._is_behind_edge and not self._connection_limits.is_known(peer):
             self._count_connections()
-        is_there = self._native.respond(call_id, data, None, call.trailing)
+        is_there = self._rust_server.respond(call_id, data, None, call.trailing)
         if is_there and on_taken is not None and not self._is_behind_edge:
             call.on_taken = None
-            self._watch.track_answer(peer, len(data), partial(on_taken, call))
+            self._connection_limits.track_answer(peer, len(data), partial(on_taken, call))
 
     def _fail_call(self, call_id: int, error: PenstockError) -> None:
         code, message, metadata = encode_refusal(error)
-        self._native.fail(call_id, code.value[0], message, metadata)
+        self._rust_server.fail(call_id, code.value[0], message, metadata)
 
     # --- limits on the bytes that the native server holds
 
     def _check_connections(self) -> None:
         began, held_bytes = now(), self._process.memory_info().rss
         has_grown = held_bytes - self._counted_bytes > GROWN_BYTES
-        if has_grown or self._watch.is_waiting or began - self._counted_at > COUNT_S:
+        if has_grown or self._connection_limits.is_waiting or began - self._counted_at > COUNT_S:
             self._count_connections()
             self._counted_at, self._counted_bytes = began, held_bytes
         self._pause_s = max(CHECK_S, COUNTING_SHARE * (now() - began))
 
     def _count_connections(self) -> None:
         inside = len(self._calls) + self._delivered - self._started
-        if gone := self._watch.check(
-            self._counter.count(), count_undelivered_calls(self._native.metrics(), inside), now()
+        if gone := self._connection_limits.check(
+            self._counter.count(), count_undelivered_calls(self._rust_server.metrics(), inside), now()
         ):
             self._cut.add(len(gone), advice="limits.* bound what clients may hold")
             close_peer_connections(gone)
 
 
-def count_undelivered_calls(metrics: Mapping[str, Any] | None, inside: int) -> int:
-    """Return the number of calls that the native server has started but not delivered. `inside`: delivered calls.
+def count_undelivered_calls(metrics: Mapping[str, Any] | None, delivered: int) -> int:
+    """Return the number of calls that the native server has started, minus the `delivered` calls.
 
     Without metrics, return 1, so that `NativeLimits` does not count partial messages as whole messages.
     """
@@ -334,4 +334,4 @@ def count_undelivered_calls(metrics: Mapping[str, Any] | None, inside: int) -> i
     methods = metrics["methods"].values()
     started = sum(method["started"] for method in methods)
     ended = sum(status["count"] for method in methods for status in method["status"].values())
-    return int(started - ended - inside)
+    return int(started - ended - delivered)

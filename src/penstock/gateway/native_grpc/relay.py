@@ -122,7 +122,7 @@ class Relay:
         self._is_empty.clear()
         self._pairs.add(_Pair(self, name, client, native, self._loop))
 
-    def widen(self) -> bool:
+    def widen_buffers(self) -> bool:
         """Widen the buffers of the native server's own sockets.
 
         Do nothing and return False less than WIDEN_S after the last call, because this checks all files of the process.
@@ -136,7 +136,7 @@ class Relay:
                     opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HELD_BYTES)
         return True
 
-    def pair_closed(self, pair: "_Pair", name: str) -> None:
+    def forget_pair(self, pair: "_Pair", name: str) -> None:
         del self.peers[name]
         self._pairs.discard(pair)
         if not self._pairs:
@@ -157,7 +157,7 @@ class _Pair:
         self._sockets = (client, native)
         self._loop = loop
         self._is_open = True
-        self._is_wide = False
+        self._has_wide_buffers = False
         loop.add_reader(client.fileno(), self._check_preface, client, native)
         loop.add_reader(native.fileno(), self._forward, native, client)
 
@@ -186,24 +186,24 @@ class _Pair:
         if not count:
             self.close()
             return
-        if count > LARGE_BYTES and not self._is_wide:
-            self._is_wide = self._relay.widen()
+        if count > LARGE_BYTES and not self._has_wide_buffers:
+            self._has_wide_buffers = self._relay.widen_buffers()
         if (sent := self._send(target, buffer[:count])) < count and self._is_open:
             # Read no more before the rest is sent.
             self._loop.remove_reader(source.fileno())
             self._flush_later(source, target, memoryview(bytes(buffer[sent:count])))
 
-    def _flush_later(self, source: socket.socket, target: socket.socket, left: memoryview) -> None:
+    def _flush_later(self, source: socket.socket, target: socket.socket, unsent: memoryview) -> None:
         if self._is_open:
-            self._loop.add_writer(target.fileno(), self._flush, source, target, left)
+            self._loop.add_writer(target.fileno(), self._flush, source, target, unsent)
 
-    def _flush(self, source: socket.socket, target: socket.socket, left: memoryview) -> None:
-        sent = self._send(target, left)
-        if self._is_open and sent == len(left):
+    def _flush(self, source: socket.socket, target: socket.socket, unsent: memoryview) -> None:
+        sent = self._send(target, unsent)
+        if self._is_open and sent == len(unsent):
             self._loop.remove_writer(target.fileno())
             self._loop.add_reader(source.fileno(), self._forward, source, target)
         else:
-            self._flush_later(source, target, left[sent:])
+            self._flush_later(source, target, unsent[sent:])
 
     def _send(self, target: socket.socket, data: memoryview) -> int:
         try:
@@ -221,7 +221,7 @@ class _Pair:
                 self._loop.remove_reader(each.fileno())
                 self._loop.remove_writer(each.fileno())
                 each.close()
-            self._relay.pair_closed(self, self._name)
+            self._relay.forget_pair(self, self._name)
 
 
 def _format_peer(client: socket.socket) -> str:

@@ -94,8 +94,8 @@ def _to_json_value(tensor: Tensor, max_values: int) -> Any:
     return found[0] if tensor.datatype == BYTES else found[0].item()
 
 
-def _make_paths(end: str) -> tuple[str, str]:
-    return f"/v2/models/{{model}}/{end}", f"/v2/models/{{model}}/versions/{{version}}/{end}"
+def _make_paths(action: str) -> tuple[str, str]:
+    return f"/v2/models/{{model}}/{action}", f"/v2/models/{{model}}/versions/{{version}}/{action}"
 
 
 class GenerateRest:
@@ -116,7 +116,9 @@ class GenerateRest:
         call, decoded, is_decoupled = await self._read_call(request)
         has_id = bool(decoded.request_id)
         response = await (self._serve_single(call, decoded) if is_decoupled else self._calls.serve(call, decoded))
-        return await self._calls.answer(call, response, lambda: encode_generate(response, has_id, self._calls.limits))
+        return await self._calls.create_answer(
+            call, response, lambda: encode_generate(response, has_id, self._calls.limits)
+        )
 
     @Route(
         "POST",
@@ -134,9 +136,9 @@ class GenerateRest:
     async def _read_call(self, request: Request) -> tuple[RestCall, InferRequest, bool]:
         """Return the call, its request, and whether its model may give several answers."""
         model, version = read_path_names(request)
-        with self._calls.counting_rejected(request):
-            call = await self._calls.read(request)
-            block = await self._catalogue.block(model, version, call.principal)
+        with self._calls.count_rejections(request):
+            call = await self._calls.read_call(request)
+            block = await self._catalogue.wait_for_block(model, version, call.principal)
             decode = partial(decode_generate, block=block, limits=self._calls.limits)
             decoded = await self._calls.read_json(call, decode)
         decoded.model, decoded.version = model, version

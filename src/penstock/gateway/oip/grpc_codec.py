@@ -99,7 +99,7 @@ def find_targets(message: pb.ModelInferRequest, memory: SharedMemory | None) -> 
     for output in message.outputs:
         place = _find_region_place(f"output '{output.name}'", output.parameters) if output.parameters else None
         if place is not None:
-            found[output.name] = require_memory(memory).target(output.name, place)
+            found[output.name] = require_memory(memory).open_target(output.name, place)
     return found or NO_TARGETS
 
 
@@ -215,8 +215,8 @@ def _gather_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None) -
     return tensors, size
 
 
-def _find_region_place(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
-    return read_place(what, decode_parameters(parameters)) if REGION in parameters else None
+def _find_region_place(tensor_label: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
+    return read_place(tensor_label, decode_parameters(parameters)) if REGION in parameters else None
 
 
 def _decode_contents(tensor: Any) -> Tensor:

@@ -92,7 +92,7 @@ class OipGrpc:
             certificate = read_metadata_identity(metadata).certificate
         else:
             certificate = read_call_names(context.auth_context())
-        shown = Credentials.of_metadata(metadata, certificate)
+        shown = Credentials.from_metadata(metadata, certificate)
         try:
             return self.guard.admit(shown, needs, time.time())
         except PenstockError as error:
@@ -166,7 +166,7 @@ class OipGrpc:
                 raise (
                     message if isinstance(message, PenstockError) else InvalidRequest("the message has an unknown type")
                 )
-            parse = partial(decode_typed, message, protocol, self._memory_of(principal), self._large.limits)
+            parse = partial(decode_typed, message, protocol, self._get_memory(principal), self._large.limits)
             rest, request, targets = await self._large.decode(len(message.data), parse)
         except PenstockError as error:
             self._serving.count_rejected(protocol, error, InferRequest("", [], principal=principal))
@@ -178,7 +178,7 @@ class OipGrpc:
         self, message: pb.ModelInferRequest, context: Context, principal: Principal, protocol: str
     ) -> tuple[InferRequest, Targets]:
         """Return the request, and its outputs that are written to shared memory."""
-        memory = self._memory_of(principal)
+        memory = self._get_memory(principal)
         try:
             request = decode_request(message, protocol, memory, self._large.limits)
             targets = find_targets(message, memory) if message.outputs else NO_TARGETS
@@ -189,7 +189,7 @@ class OipGrpc:
         self.add_context(request, context, principal)
         return request, targets
 
-    def _memory_of(self, principal: Principal) -> SharedMemory | None:
+    def _get_memory(self, principal: Principal) -> SharedMemory | None:
         return self._memory if self._memory is None or not principal.key_id else self._memory.for_key(principal.key_id)
 
     def add_context(self, request: InferRequest, context: Context, principal: Principal) -> None:
@@ -225,26 +225,26 @@ class OipGrpc:
 
     @needs_scope(*VIEW_SCOPES)
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, principal: Principal) -> pb.ModelMetadataResponse:
-        block = await self._catalogue.block(message.name, message.version, principal)
-        return model_config.make_metadata(block, self._catalogue.resolver.versions(message.name, principal))
+        block = await self._catalogue.wait_for_block(message.name, message.version, principal)
+        return model_config.make_metadata(block, self._catalogue.resolver.list_versions(message.name, principal))
 
     @needs_scope(*VIEW_SCOPES)
     async def ModelConfig(self, message: pb.ModelConfigRequest, principal: Principal) -> pb.ModelConfigResponse:
-        block = await self._catalogue.block(message.name, message.version, principal)
+        block = await self._catalogue.wait_for_block(message.name, message.version, principal)
         return pb.ModelConfigResponse(config=model_config.make_model_config(block))
 
     @needs_scope(*VIEW_SCOPES)
     async def ModelStatistics(
         self, message: pb.ModelStatisticsRequest, principal: Principal
     ) -> pb.ModelStatisticsResponse:
-        found = await self._catalogue.statistics(message.name, message.version, principal)
+        found = await self._catalogue.collect_statistics(message.name, message.version, principal)
         return pb.ModelStatisticsResponse(model_stats=[model_config.make_statistics(block) for block in found])
 
     @needs_scope(*VIEW_SCOPES)
     async def RepositoryIndex(
         self, message: pb.RepositoryIndexRequest, principal: Principal
     ) -> pb.RepositoryIndexResponse:
-        return model_config.make_index(self._catalogue.resolver.views(principal), message.ready)
+        return model_config.make_index(self._catalogue.resolver.list_views(principal), message.ready)
 
     @needs_scope(*ADMIN_SCOPES)
     async def RepositoryModelLoad(

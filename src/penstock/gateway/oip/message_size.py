@@ -116,10 +116,10 @@ def _count_packed(data: bytes, field: int, start: int, end: int) -> int:
 class FieldWalk:
     """Iterates over protobuf fields, up to a maximum number. Raises InvalidRequest for invalid protobuf."""
 
-    def __init__(self, data: bytes, most: int, message: str = MESSAGE_NAME) -> None:
-        """Prepare a walk over at most `most` fields. `message` names the message in errors, with an article."""
+    def __init__(self, data: bytes, max_fields: int, message: str = MESSAGE_NAME) -> None:
+        """Prepare a walk over at most `max_fields` fields. `message` names the message in errors, with an article."""
         self._data = data
-        self._most = self._left = most
+        self._most = self._left = max_fields
         self._message = message
 
     def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:

@@ -123,17 +123,17 @@ def _make_instance_group(block: BlockDescription) -> config_pb.ModelInstanceGrou
     )
 
 
-def make_statistics(found: BlockStatistics) -> pb.ModelStatistics:
+def make_statistics(block: BlockStatistics) -> pb.ModelStatistics:
     return pb.ModelStatistics(
-        name=found.model,
-        version=found.version,
-        last_inference=found.last_inference_ms,
-        inference_count=_cap_count(found.inference_count),
-        execution_count=_cap_count(found.execution_count),
-        inference_stats=pb.InferStatistics(**copy_durations(found, DURATIONS, _to_duration)),
+        name=block.model,
+        version=block.version,
+        last_inference=block.last_inference_ms,
+        inference_count=_cap_count(block.inference_count),
+        execution_count=_cap_count(block.execution_count),
+        inference_stats=pb.InferStatistics(**copy_durations(block, DURATIONS, _to_duration)),
         batch_stats=[
             pb.InferBatchStatistics(batch_size=rows, **copy_durations(batch, BATCH_DURATIONS, _to_duration))
-            for rows, batch in sorted(found.batches.items())
+            for rows, batch in sorted(block.batches.items())
         ],
     )
 

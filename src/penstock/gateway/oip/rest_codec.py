@@ -113,8 +113,8 @@ def check_counts(message: Mapping[str, Any], limits: Limits) -> None:
             raise create_too_many_error(len(found), key, limit)
 
 
-def create_too_many_error(count: int, what: str, limit: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the request has {count} {what}, over the limit of {limit}: send fewer")
+def create_too_many_error(count: int, items: str, limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the request has {count} {items}, over the limit of {limit}: send fewer")
 
 
 def decode_inputs(
@@ -199,13 +199,13 @@ def count_large_json_bytes(response: InferResponse, form: OutputForm) -> int:
     return largest if largest > LARGE_BYTES else 0
 
 
-def decode_parameters(found: Any) -> dict[str, Parameter]:
-    if found is None:
+def decode_parameters(parameters: Any) -> dict[str, Parameter]:
+    if parameters is None:
         return {}
-    if type(found) is not dict:
+    if type(parameters) is not dict:
         raise InvalidRequest("'parameters' must be an object")
     size = 0
-    for name, value in found.items():
+    for name, value in parameters.items():
         size += len(name) + (len(value) if type(value) is str else 0)
         if size > MAX_PARAMETER_CHARACTERS:
             raise RequestTooLarge(f"'parameters' take more than {MAX_PARAMETER_CHARACTERS} characters: send fewer")
@@ -213,7 +213,7 @@ def decode_parameters(found: Any) -> dict[str, Parameter]:
             raise InvalidRequest(f"parameter '{name[:80]}' must be a string, a number or a boolean")
         if type(value) is int and not -(2**63) <= value < 2**63:
             raise InvalidRequest(f"parameter '{name[:80]}' does not fit into 64 bits")
-    return found
+    return parameters
 
 
 def _decode_input(
@@ -263,14 +263,14 @@ def _find_data(name: str, item: Mapping[str, Any]) -> tuple[int | None, RegionPl
     return size, place
 
 
-def _decode_outputs(found: Any, form: OutputForm, memory: SharedMemory | None) -> list[str]:
-    if found is None:
+def _decode_outputs(outputs: Any, form: OutputForm, memory: SharedMemory | None) -> list[str]:
+    if outputs is None:
         return []
-    if type(found) is not list:
+    if type(outputs) is not list:
         raise InvalidRequest("'outputs' must be a list")
     names: dict[str, None] = {}
     targets: dict[str, RegionTarget] = {}
-    for item in found:
+    for item in outputs:
         name = item.get("name") if type(item) is dict else None
         if type(name) is not str or not 0 < len(name) <= MAX_NAME or name in names:
             raise InvalidRequest("each of 'outputs' must be an object with a unique 'name'")
@@ -280,7 +280,7 @@ def _decode_outputs(found: Any, form: OutputForm, memory: SharedMemory | None) -
         if "binary_data" in parameters:
             form.by_name[name] = _pop_flag(parameters, "binary_data")
         if REGION in parameters and (place := read_place(f"output '{name}'", parameters)) is not None:
-            targets[name] = require_memory(memory).target(name, place)
+            targets[name] = require_memory(memory).open_target(name, place)
         names[name] = None
     if targets:
         form.targets = targets

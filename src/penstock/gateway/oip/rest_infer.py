@@ -169,7 +169,7 @@ class InferEndpoint:
                 )
             end = int(length)
             if end == 0:
-                request, form = decode_raw(self._catalogue.described_block(model, version, principal), body)
+                request, form = decode_raw(self._catalogue.get_described_block(model, version, principal), body)
             else:
                 view = memoryview(body)
                 request, form = self._headers.decode(view[:end], view[end:], memory)

@@ -46,7 +46,7 @@ class OipRest:
 
     @Route("GET", "/v2/health/ready", "Should requests be sent here?", needs=NO_SCOPES, answer=schemas.Ready)
     async def ready(self, request: Request) -> Response:
-        if problem := self._catalogue.unreadiness():
+        if problem := self._catalogue.explain_unreadiness():
             reason = "" if get_principal(request) is NOBODY else f": {problem}"  # the problem may name models
             return make_json_answer({"ready": False, "error": f"the server is not ready{reason}"}, 503)
         return make_json_answer({"ready": True})
@@ -54,7 +54,7 @@ class OipRest:
     @Route("GET", "/v2/models/stats", "Statistics of all models", needs=VIEW_SCOPES, answer=pb.ModelStatisticsResponse)
     @Route("GET", _model_paths("/stats"), "Model statistics", needs=VIEW_SCOPES, answer=pb.ModelStatisticsResponse)
     async def statistics(self, request: Request) -> Response:
-        found = await self._catalogue.statistics(*read_path_names(request), get_principal(request))
+        found = await self._catalogue.collect_statistics(*read_path_names(request), get_principal(request))
         return make_json_answer(
             {"model_stats": [model_config.to_json(model_config.make_statistics(block)) for block in found]}
         )
@@ -70,13 +70,13 @@ class OipRest:
     async def model_metadata(self, request: Request) -> Response:
         model, version = read_path_names(request)
         principal = get_principal(request)
-        block = await self._catalogue.block(model, version, principal)
-        versions = self._catalogue.resolver.versions(model, principal)
+        block = await self._catalogue.wait_for_block(model, version, principal)
+        versions = self._catalogue.resolver.list_versions(model, principal)
         return make_json_answer(model_config.to_json(model_config.make_metadata(block, versions)))
 
     @Route("GET", _model_paths("/config"), "Model configuration", needs=VIEW_SCOPES, answer=config_pb.ModelConfig)
     async def model_config(self, request: Request) -> Response:
-        block = await self._catalogue.block(*read_path_names(request), get_principal(request))
+        block = await self._catalogue.wait_for_block(*read_path_names(request), get_principal(request))
         return make_json_answer(model_config.to_json(model_config.make_model_config(block)))
 
     @Route(
@@ -105,7 +105,7 @@ class OipRest:
         only_ready = (await self._calls.read_object(request)).get("ready", False)
         if type(only_ready) is not bool:
             raise InvalidRequest("'ready' must be a boolean")
-        views = self._catalogue.resolver.views(get_principal(request))
+        views = self._catalogue.resolver.list_views(get_principal(request))
         return make_json_answer(model_config.to_json(model_config.make_index(views, only_ready))["models"])
 
     @Route(

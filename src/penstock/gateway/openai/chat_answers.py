@@ -95,9 +95,9 @@ class _Choices(Protocol):
     whole_kind: str
     event_kind: str
 
-    def whole(self, piece: TextPiece) -> Choice: ...
+    def encode_whole(self, piece: TextPiece) -> Choice: ...
 
-    def events(self, piece: TextPiece) -> list[Choice]: ...
+    def encode_events(self, piece: TextPiece) -> list[Choice]: ...
 
 
 class OpenAiAnswer:
@@ -117,16 +117,16 @@ class OpenAiAnswer:
         self._begin = b"data: " + orjson.dumps(self._header)[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
 
-    def whole(self, response: InferResponse) -> dict[str, object]:
-        choices = [self._choices.whole(piece) for piece in read_pieces(response)]
+    def encode_whole(self, response: InferResponse) -> dict[str, object]:
+        choices = [self._choices.encode_whole(piece) for piece in read_pieces(response)]
         usage = (read_usage(response) or self._usage).as_json()
         return {**self._header, "object": self._choices.whole_kind, "choices": choices, "usage": usage}
 
-    def events(self, response: InferResponse) -> bytes:
+    def encode_events(self, response: InferResponse) -> bytes:
         """Return the events for one response of a stream."""
         parts: list[bytes] = []
         for piece in read_pieces(response):
-            for choice in self._choices.events(piece):
+            for choice in self._choices.encode_events(piece):
                 parts += (self._begin, orjson.dumps(choice), self._end)
         if (usage := read_usage(response)) is not None:
             self._usage = usage
@@ -145,14 +145,14 @@ class ChatChoices:
     event_kind = "chat.completion.chunk"
 
     def __init__(self, generation: GenerationCall) -> None:
-        self._use = generation.use
+        self._use = generation.tool_use
         self._has_logprobs = generation.has_logprobs
         self._top_logprobs = generation.top_logprobs
         self._readers: dict[
             int, CallReader | None
         ] = {}  # by the index of each choice that has started; None without tools
 
-    def whole(self, piece: TextPiece) -> Choice:
+    def encode_whole(self, piece: TextPiece) -> Choice:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         reason = piece.finish_reason
         if self._use.tools:
@@ -168,7 +168,7 @@ class ChatChoices:
             "finish_reason": reason,
         }
 
-    def events(self, piece: TextPiece) -> list[Choice]:
+    def encode_events(self, piece: TextPiece) -> list[Choice]:
         """Return the events for a piece: the role if the choice starts, the text, each tool call, the finish reason."""
         index, reason = piece.index, piece.finish_reason
         events: list[Choice] = []
@@ -210,7 +210,7 @@ class CompletionChoices:
         self._top_logprobs = generation.top_logprobs
         self._lengths: dict[int, int] = {}  # characters of the tokens so far, by choice
 
-    def whole(self, piece: TextPiece) -> Choice:
+    def encode_whole(self, piece: TextPiece) -> Choice:
         return {
             "index": piece.index,
             "text": piece.text,
@@ -218,8 +218,8 @@ class CompletionChoices:
             "finish_reason": piece.finish_reason or None,
         }
 
-    def events(self, piece: TextPiece) -> list[Choice]:
-        return [self.whole(piece)]
+    def encode_events(self, piece: TextPiece) -> list[Choice]:
+        return [self.encode_whole(piece)]
 
     def _format_logprobs(self, piece: TextPiece) -> dict[str, object] | None:
         if not self._has_logprobs:

@@ -51,7 +51,7 @@ class GenerationCall:
     has_usage: bool  # the stream ends with an event that has `usage`
     has_logprobs: bool
     top_logprobs: int
-    use: ToolUse = NO_TOOLS
+    tool_use: ToolUse = NO_TOOLS
 
 
 def read_chat(message: dict[str, Any]) -> GenerationCall:
@@ -106,7 +106,7 @@ def _make_generation(
     tensors: list[Tensor],
     parameters: dict[str, Parameter],
     top_logprobs: int | None,
-    use: ToolUse = NO_TOOLS,
+    tool_use: ToolUse = NO_TOOLS,
 ) -> GenerationCall:
     options, is_stream = body.stream_options, bool(body.stream)
     if options is not None and not is_stream:
@@ -122,7 +122,7 @@ def _make_generation(
     outputs = [*OUTPUTS] if top_logprobs is None else [*OUTPUTS, *LOGPROB_OUTPUTS]
     request = InferRequest(body.model, tensors, outputs=outputs, parameters=parameters)
     has_usage = options is not None and bool(options.include_usage)
-    return GenerationCall(request, is_stream, has_usage, top_logprobs is not None, top_logprobs or 0, use)
+    return GenerationCall(request, is_stream, has_usage, top_logprobs is not None, top_logprobs or 0, tool_use)
 
 
 def _read_parameters(body: GenerationBody, message: Mapping[str, Any]) -> dict[str, Parameter]:

@@ -71,15 +71,15 @@ class GenerationRest:
         read: Callable[[dict[str, Any]], GenerationCall],
         choices: Callable[[GenerationCall], ChatChoices | CompletionChoices],
     ) -> Response:
-        with self._calls.counting_rejected(request):
-            call = await self._calls.read(request)
-            generation = await self._calls.json(call, read)
-            block = await self._calls.task_block(call, generation.request.model, GENERATE)
+        with self._calls.count_rejections(request):
+            call = await self._calls.read_call(request)
+            generation = await self._calls.decode_json(call, read)
+            block = await self._calls.find_task_block(call, generation.request.model, GENERATE)
             check_inputs(block, generation.request)
         answer = OpenAiAnswer(generation, choices(generation), block, call.request_id)
         if not generation.is_stream:
             response = await self._calls.serve(call, generation.request)
-            return await self._calls.answer(call, response, lambda: answer.whole(response))
+            return await self._calls.create_answer(call, response, lambda: answer.encode_whole(response))
         return EventStream(
             self._encode_events(call, generation, answer), _encode_error_event, lambda: call.answer_headers
         )
@@ -89,7 +89,7 @@ class GenerationRest:
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._calls.stream(call, generation.request)) as responses:
             async for response in responses:
-                if events := answer.events(response):
+                if events := answer.encode_events(response):
                     yield events
 
 

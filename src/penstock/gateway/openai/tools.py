@@ -75,10 +75,10 @@ def _make_call_schema(tool: Tool) -> dict[str, Any]:
 class CallReader:
     """Extracts the tool calls from one choice's text as it is generated. Text that only resembles a call stays text."""
 
-    def __init__(self, use: ToolUse) -> None:
-        self._is_forced = use.is_forced
-        self._is_single = use.is_single
-        self._is_inside = use.is_forced
+    def __init__(self, tool_use: ToolUse) -> None:
+        self._is_forced = tool_use.is_forced
+        self._is_single = tool_use.is_single
+        self._is_inside = tool_use.is_forced
         self._held = ""  # text of an incomplete call, or text that may start a call
         self._emitted: list[str] = []
         self._calls: list[dict[str, Any]] = []

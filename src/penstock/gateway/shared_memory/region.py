@@ -55,42 +55,42 @@ class OpenRegion:
     def __del__(self) -> None:
         os.close(self._descriptor)
 
-    def check(self, what: str, offset: int, size: int) -> None:
+    def check(self, tensor_label: str, offset: int, size: int) -> None:
         if offset + size > self.region.byte_size:
             raise InvalidTensor(
-                f"{what} ends at byte {offset + size} of the shared memory region '{self.region.name}', "
+                f"{tensor_label} ends at byte {offset + size} of the shared memory region '{self.region.name}', "
                 f"which has {self.region.byte_size} bytes"
             )
 
-    def read(self, what: str, offset: int, size: int) -> bytes:
-        self.check(what, offset, size)
+    def read(self, tensor_label: str, offset: int, size: int) -> bytes:
+        self.check(tensor_label, offset, size)
         start = self.region.offset + offset
         data = os.pread(self._descriptor, size, start)
         while len(data) < size:  # one call reads at most 2 GiB
             more = os.pread(self._descriptor, size - len(data), start + len(data))
             if not more:
-                raise self._shrunk_error(what)
+                raise self._create_shrunk_error(tensor_label)
             data += more
         return data
 
-    def write(self, what: str, offset: int, data: Buffer) -> None:
-        self.check(what, offset, len(data))
+    def write(self, tensor_label: str, offset: int, data: Buffer) -> None:
+        self.check(tensor_label, offset, len(data))
         start, left = self.region.offset + offset, memoryview(data)
         # Writing past an object's end would enlarge it.
         if os.fstat(self._descriptor).st_size < start + len(left):
-            raise self._shrunk_error(what)
+            raise self._create_shrunk_error(tensor_label)
         try:
             while left:
                 written = os.pwrite(self._descriptor, left, start)
                 start, left = start + written, left[written:]
         except OSError as error:
             raise InvalidRequest(
-                f"{what}: writing into the shared memory region '{self.region.name}' failed: {error.strerror}"
+                f"{tensor_label}: writing into the shared memory region '{self.region.name}' failed: {error.strerror}"
             ) from error
 
-    def _shrunk_error(self, what: str) -> InvalidTensor:
+    def _create_shrunk_error(self, tensor_label: str) -> InvalidTensor:
         return InvalidTensor(
-            f"{what}: the object '{self.region.key}' of the shared memory region '{self.region.name}' "
+            f"{tensor_label}: the object '{self.region.key}' of the shared memory region '{self.region.name}' "
             f"is smaller than it was when it was registered"
         )
 
@@ -99,7 +99,7 @@ class OpenRegion:
 class RegionTarget:
     """The place in shared memory where an output is written."""
 
-    opened: OpenRegion
+    region_object: OpenRegion
     place: RegionPlace
 
     def write(self, tensor: Tensor) -> dict[str, str | int]:
@@ -110,7 +110,7 @@ class RegionTarget:
                 f"output '{tensor.name}' has {needed} bytes, but {BYTE_SIZE} in the region '{place.region}' is "
                 f"{place.byte_size}: set it to {needed}"
             )
-        self.opened.write(f"output '{tensor.name}'", place.offset, tensor.data)
+        self.region_object.write(f"output '{tensor.name}'", place.offset, tensor.data)
         return {REGION: place.region, BYTE_SIZE: needed, OFFSET: place.offset}
 
 
@@ -118,7 +118,7 @@ Targets = Mapping[str, RegionTarget]  # by the output's name
 NO_TARGETS: Targets = {}
 
 
-def read_place(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
+def read_place(tensor_label: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
     """Return the place of a tensor in shared memory by its parameters, or None."""
     region = parameters.get(REGION)
     if region is None:
@@ -126,10 +126,10 @@ def read_place(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
     byte_size: Any = parameters.get(BYTE_SIZE)
     offset: Any = parameters.get(OFFSET, 0)
     if type(region) is not str or not region:
-        raise InvalidTensor(f"{REGION} of {what} must be a region's name")
+        raise InvalidTensor(f"{REGION} of {tensor_label} must be a region's name")
     for name, value in ((BYTE_SIZE, byte_size), (OFFSET, offset)):
         if type(value) is not int or value < 0:
-            raise InvalidTensor(f"{name} of {what} must be a whole number from 0")
+            raise InvalidTensor(f"{name} of {tensor_label} must be a whole number from 0")
     return RegionPlace(region, offset, byte_size)
 
 

@@ -108,7 +108,7 @@ class SharedMemory:
             )
         return self._open_region(place.region).read(f"input '{tensor}'", place.offset, place.byte_size)
 
-    def target(self, output: str, place: RegionPlace) -> RegionTarget:
+    def open_target(self, output: str, place: RegionPlace) -> RegionTarget:
         opened = self._open_region(place.region)
         opened.check(f"output '{output}'", place.offset, place.byte_size)
         return RegionTarget(opened, place)
@@ -184,11 +184,11 @@ def create_cuda_error(region: str) -> InvalidRequest:
     return InvalidRequest(f"CUDA shared memory is not supported (region '{region[:80]}'): use system shared memory")
 
 
-def _check_same_place(known: Region, wanted: Region) -> None:
-    if (known.key, known.offset, known.byte_size) != (wanted.key, wanted.offset, wanted.byte_size):
+def _check_same_place(registered: Region, wanted: Region) -> None:
+    if (registered.key, registered.offset, registered.byte_size) != (wanted.key, wanted.offset, wanted.byte_size):
         raise InvalidRequest(
-            f"the shared memory region '{known.name}' is registered already, as {known.byte_size} bytes "
-            f"from byte {known.offset} of '{known.key}': unregister it first"
+            f"the shared memory region '{registered.name}' is registered already, as {registered.byte_size} bytes "
+            f"from byte {registered.offset} of '{registered.key}': unregister it first"
         )
 
 

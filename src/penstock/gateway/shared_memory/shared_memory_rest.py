@@ -56,7 +56,7 @@ class SharedMemoryRest:
         answer=schemas.Empty,
     )
     async def register(self, request: Request) -> Response:
-        given = parse_object(await self._calls.body(request), self._calls.limits)
+        given = parse_object(await self._calls.read_body(request), self._calls.limits)
         key, byte_size, offset = given.get("key"), given.get("byte_size"), given.get("offset", 0)
         if type(key) is not str or type(byte_size) is not int or type(offset) is not int:
             raise InvalidRequest("'key' must be a string, 'byte_size' and 'offset' whole numbers")

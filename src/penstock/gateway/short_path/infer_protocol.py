@@ -39,7 +39,7 @@ class InferProtocol(BoundedProtocol):
         self._inference: asyncio.Task[None] | None = None
 
     def on_headers_complete(self) -> None:
-        self.identify()
+        self.read_edge_identity()
         request = self._read_plain_request()
         if request is None:
             super().on_headers_complete()
@@ -59,14 +59,14 @@ class InferProtocol(BoundedProtocol):
         if type(request) is PlainRequest:
             more = len(request.body) - self._body_bytes
             self._body_bytes += more
-            self.hold(more)
+            self.hold_body(more)
         else:
             super().check_framing(framing_bytes)
 
     def on_message_complete(self) -> None:
         request: Any = self.cycle
         if type(request) is PlainRequest:
-            self.request_complete()
+            self.complete_request()
             task = self._inference = self.loop.create_task(self._infer(request))
             self.tasks.add(task)  # the server waits for these tasks when it stops
             task.add_done_callback(self.tasks.discard)
@@ -80,7 +80,7 @@ class InferProtocol(BoundedProtocol):
 
     def _read_plain_request(self) -> "PlainRequest | None":
         found = INFER_PATTERN.fullmatch(self.url)
-        if self._is_bulky or self._header_bytes or len(self.headers) > MAX_PLAIN_HEADERS:
+        if self._is_large_read or self._header_bytes or len(self.headers) > MAX_PLAIN_HEADERS:
             return None
         if found is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return None
@@ -93,7 +93,7 @@ class InferProtocol(BoundedProtocol):
             return None
         if not UNSUPPORTED_HEADERS.isdisjoint(headers) or len(headers) < len(self.headers):
             return None
-        if not self._http_guard.answers_to(headers.get(b"host", b"")):
+        if not self._http_guard.is_own_host(headers.get(b"host", b"")):
             return None
         try:
             principal = self._endpoint.admit(self.headers, self._certificate)

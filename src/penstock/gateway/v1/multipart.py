@@ -40,11 +40,11 @@ def parse_multipart(content_type: bytes, body: bytes) -> list[FormPart]:
     return parts
 
 
-def _find_end(body: bytes, wanted: bytes, start: int) -> int:
-    found = body.find(wanted, start)
+def _find_end(body: bytes, boundary: bytes, start: int) -> int:
+    found = body.find(boundary, start)
     if found < 0:
         raise InvalidRequest("the body is not valid multipart/form-data: the last boundary is missing")
-    return found + len(wanted)
+    return found + len(boundary)
 
 
 def _find_head(body: bytes, boundary_end: int) -> tuple[bytes, int]:

@@ -96,7 +96,7 @@ class OperatorRest:
         answer=schemas.Readyz,
     )
     async def readiness(self, request: Request) -> Response:
-        if problem := self._catalogue.unreadiness():
+        if problem := self._catalogue.explain_unreadiness():
             reason = {} if get_principal(request) is NOBODY else {"reason": problem}  # the problem may name models
             return make_json_answer({"status": "not ready", **reason}, 503)
         return make_json_answer({"status": "ready"})
@@ -121,8 +121,8 @@ class OperatorRest:
         answer=schemas.Status,
     )
     async def status(self, request: Request) -> Response:
-        generation = await self._catalogue.generation_counts()
-        status = {**self._catalogue.status(), "limits": self._serving.meter.status(), "generation": generation}
+        generation = await self._catalogue.collect_generation_counts()
+        status = {**self._catalogue.describe_status(), "limits": self._serving.meter.status(), "generation": generation}
         return make_json_answer(status)
 
     @Route(
@@ -136,7 +136,7 @@ class OperatorRest:
     async def routing(self, request: Request) -> Response:
         model, _ = read_path_names(request)
         return make_json_answer(
-            self._catalogue.routing(model, get_principal(request), request.query_params.get("key", ""))
+            self._catalogue.describe_model_routing(model, get_principal(request), request.query_params.get("key", ""))
         )
 
     @Route(
@@ -150,7 +150,7 @@ class OperatorRest:
     )
     async def set_routing(self, request: Request) -> Response:
         model, _ = read_path_names(request)
-        body = await self._calls.body(request)
+        body = await self._calls.read_body(request)
         try:
             routing = Routing.model_validate_json(body)
         except ValidationError as error:
@@ -183,7 +183,7 @@ class OperatorRest:
             return make_json_answer({})
         if model:
             self._serving.resolver.resolve(model, "", principal)  # raises UnknownModel
-        for block in self._serving.resolver.blocks(principal):
+        for block in self._serving.resolver.list_blocks(principal):
             if model in ("", block.model):
                 await self._serving.cache.delete(block.block_id)
         return make_json_answer({})

@@ -37,10 +37,10 @@ class RerankRest:
         answer=schemas.RerankAnswer,
     )
     async def rerank(self, request: Request) -> Response:
-        with self._calls.counting_rejected(request):
-            call = await self._calls.read(request)
-            asked = await self._calls.json(call, self._read_body)
-            block = await self._calls.task_block(call, asked.model, SCORE, EMBED)
+        with self._calls.count_rejections(request):
+            call = await self._calls.read_call(request)
+            asked = await self._calls.decode_json(call, self._read_body)
+            block = await self._calls.find_task_block(call, asked.model, SCORE, EMBED)
             tensors = asked.tensors(block)
         response = await self._calls.serve(call, InferRequest(asked.model or block.model, tensors))
         found = to_array(response.outputs[0])

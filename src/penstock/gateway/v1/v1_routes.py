@@ -56,7 +56,7 @@ class V1Rest:
     @Route("GET", "/v1/models", "Models that can be called", needs=VIEW_SCOPES, answer=schemas.ModelList)
     async def models(self, request: Request) -> Response:
         principal = get_principal(request)
-        blocks = {block.model: block for block in self._catalogue.resolver.blocks(principal)}
+        blocks = {block.model: block for block in self._catalogue.resolver.list_blocks(principal)}
         found = [self._resolve_name(block, principal) for _, block in sorted(blocks.items())]
         return make_json_answer({"object": "list", "data": [_describe_model(block) for block in found]})
 
@@ -82,16 +82,18 @@ class V1Rest:
         answer=schemas.EmbeddingsAnswer,
     )
     async def embeddings(self, request: Request) -> Response:
-        with self._calls.counting_rejected(request):
-            call = await self._calls.read(request)
-            body, tensor = await self._calls.json(call, self._read_embeddings)
-            block = await self._calls.task_block(call, body.model, "embed")
+        with self._calls.count_rejections(request):
+            call = await self._calls.read_call(request)
+            body, tensor = await self._calls.decode_json(call, self._read_embeddings)
+            block = await self._calls.find_task_block(call, body.model, "embed")
             width, wanted = block.outputs[0].shape[-1], body.dimensions
             if wanted not in (None, width):
                 raise InvalidRequest(f"'dimensions' is {wanted}, but model '{body.model}' supports only {width}")
             tensor.name = block.inputs[0].name
         response = await self._calls.serve(call, InferRequest(body.model, [tensor]))
-        return await self._calls.answer(call, response, lambda: _encode_embeddings(response, body.encoding_format))
+        return await self._calls.create_answer(
+            call, response, lambda: _encode_embeddings(response, body.encoding_format)
+        )
 
     def _read_embeddings(self, message: dict[str, Any]) -> tuple[schemas.EmbeddingsBody, Tensor]:
         """Return the body without its texts, and the texts as a tensor."""
@@ -119,10 +121,10 @@ class V1Rest:
         query={"model": "The model; optional if only one model supports this task", **IMAGE_OPTIONS},
     )
     async def upscale(self, request: Request) -> Response:
-        with self._calls.counting_rejected(request):
-            call = await self._calls.read(request)
+        with self._calls.count_rejections(request):
+            call = await self._calls.read_call(request)
             model, image, options = await self._read_image(call)
-            block = await self._calls.task_block(call, model, "upscale")
+            block = await self._calls.find_task_block(call, model, "upscale")
             tensor = Tensor(block.inputs[0].name, BYTES, (1, 1), pack_bytes([image]))
             del image
         response = await self._calls.serve(call, InferRequest(model or block.model, [tensor], parameters={**options}))
@@ -142,7 +144,7 @@ class V1Rest:
         """Return the model's name, the file, and the options in the body. `model`: the name if the body has none."""
         kind = call.content_type
         if kind == FORM_TYPE:
-            parts = await self._calls.form(call)
+            parts = await self._calls.read_form(call)
             model = next((_decode_text(part) for part in parts if part.name == "model"), model)
             options = {part.name: _decode_text(part) for part in parts if part.name in IMAGE_OPTIONS}
             images = [part.data for part in parts if part.name == "image"]
@@ -165,8 +167,8 @@ class V1Rest:
         answer=schemas.V1InferResult,
     )
     async def infer(self, request: Request) -> Response:
-        with self._calls.counting_rejected(request):
-            call = await self._calls.read(request)
+        with self._calls.count_rejections(request):
+            call = await self._calls.read_call(request)
             if call.content_type == FORM_TYPE:
                 decoded: InferRequest | BlockPacket = await self._read_form(call)
                 is_map = True
@@ -176,16 +178,16 @@ class V1Rest:
             return await self._packets.run(call, decoded)
         response = await self._calls.serve(call, decoded)
         limits = self._calls.limits
-        return await self._calls.answer(call, response, lambda: codec.encode(response, is_map, limits))
+        return await self._calls.create_answer(call, response, lambda: codec.encode(response, is_map, limits))
 
     async def _read_values(self, call: RestCall) -> tuple[InferRequest | BlockPacket, bool]:
         """Return the request or packet, and whether its inputs are an object with their names as keys."""
         size_bytes = len(call.body)
-        message = await self._calls.json(call, self._read_body, or_else=f" or {FORM_TYPE}")
+        message = await self._calls.decode_json(call, self._read_body, or_else=f" or {FORM_TYPE}")
         if isinstance(message, BlockPacket):
             return message, False
-        block = await self._catalogue.block(message.model, message.version, call.principal)
-        decoded = await self._calls.off_loop(size_bytes, lambda: codec.decode(message, block))
+        block = await self._catalogue.wait_for_block(message.model, message.version, call.principal)
+        decoded = await self._calls.run_off_loop(size_bytes, lambda: codec.decode(message, block))
         return decoded, isinstance(message.inputs, dict)
 
     def _read_body(self, message: dict[str, Any]) -> schemas.V1InferBody | BlockPacket:
@@ -196,12 +198,14 @@ class V1Rest:
 
     async def _read_form(self, call: RestCall) -> InferRequest:
         size_bytes = len(call.body)
-        parts = await self._calls.form(call)
+        parts = await self._calls.read_form(call)
         options = {part.name: _decode_text(part) for part in parts if part.name in OPTIONS and not part.is_file}
-        block = await self._catalogue.block(options.get("model", ""), options.get("version", ""), call.principal)
+        block = await self._catalogue.wait_for_block(
+            options.get("model", ""), options.get("version", ""), call.principal
+        )
         inputs = [part for part in parts if part.name not in options]
         limits = self._calls.limits
-        return await self._calls.off_loop(size_bytes, lambda: codec.decode_form(options, inputs, block, limits))
+        return await self._calls.run_off_loop(size_bytes, lambda: codec.decode_form(options, inputs, block, limits))
 
 
 def _describe_model(block: BlockDescription) -> dict[str, object]:

@@ -48,23 +48,23 @@ class RequestStream(Generic[A]):
         self,
         serving: Serving,
         is_ordered: bool,
-        where: str,
+        protocol: str,
         admit: Callable[[], Principal],
         is_single: bool = False,
     ) -> None:
         """Create a stream.
 
-        `where` names the protocol in logs. `admit` raises if the client's key has expired or was revoked. `is_single`:
-        the client wants one whole answer per request if the model can give it.
+        `protocol` is its name in logs. `admit` raises if the client's key has expired or was revoked. `is_single`: the
+        client wants one whole answer per request if the model can give it.
         """
         self._serving = serving
         self._is_single = is_single
         self._admit = admit
-        self._where = where
+        self._protocol = protocol
         self._admission = serving.admission
-        self._watch: _StallWatch | None = None
+        self._stall_watch: _StallWatch | None = None
         self._buffer: StreamBuffer[A] = StreamBuffer(is_ordered)
-        self._room = asyncio.Event()
+        self._has_room = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None  # the writer, while there is nothing to send
         self._unsent: dict[StreamSlot[A], asyncio.Future[None]] = {}  # resolved when the slot's answer was sent
         self._running = BackgroundTasks("stream")
@@ -73,10 +73,10 @@ class RequestStream(Generic[A]):
         """Serve the stream until all answers are sent. Cancel the running requests if it fails or is cancelled."""
         reader = asyncio.create_task(self._read(exchanges))
         reader.add_done_callback(self._on_reader_end)
-        watch = self._watch = _StallWatch(self._admission.limits.answer_timeout_s)
+        watch = self._stall_watch = _StallWatch(self._admission.limits.answer_timeout_s)
         try:
             while True:
-                slot = self._buffer.next()
+                slot = self._buffer.peek_slot()
                 if slot is not None:
                     watch.is_sending = True
                     await send(slot.answer)
@@ -98,16 +98,16 @@ class RequestStream(Generic[A]):
             reader.cancel()
             self._running.cancel()
 
-    def give_up(self) -> None:
+    def disconnect_client(self) -> None:
         """End the stream, because its client does not read the answers and other clients need the memory."""
-        if self._watch is not None:
-            self._watch.give_up("the client read its answers too slowly")
+        if self._stall_watch is not None:
+            self._stall_watch.disconnect_client("the client read its answers too slowly")
 
     async def _read(self, exchanges: AsyncIterator[Exchange[A]]) -> None:
         while True:
             while not self._buffer.has_room():
-                self._room.clear()
-                await self._room.wait()
+                self._has_room.clear()
+                await self._has_room.wait()
             try:
                 exchange = await anext(exchanges)
             except StopAsyncIteration:
@@ -151,7 +151,7 @@ class RequestStream(Generic[A]):
         except PenstockError as error:
             self._put_error(slot, exchange, error)
         except Exception:  # a bug in Penstock; the client receives an error of the protocol
-            log.exception("bug", where=self._where)
+            log.exception("bug", where=self._protocol)
             self._put_error(slot, exchange, InternalError(BUG_MESSAGE))
 
     async def _answer_decoupled(
@@ -176,21 +176,21 @@ class RequestStream(Generic[A]):
         self._buffer.put(slot, answer, size_bytes, is_last)
         if size_bytes > COUNTED_BYTES:
             self._admission.unsent.hold(self, size_bytes)
-        self._room.set()  # the answer may be smaller than the memory reserved for it
+        self._has_room.set()  # the answer may be smaller than the memory reserved for it
         self._wake_writer()
 
     def _end_request(self, slot: StreamSlot[A]) -> None:
         """End a request whose model may have sent no answer marked as the last."""
         if not slot.is_last:
             self._buffer.end(slot)
-            self._room.set()
+            self._has_room.set()
             self._wake_writer()
 
     def _on_answer_sent(self, slot: StreamSlot[A]) -> None:
-        self._buffer.sent(slot)
+        self._buffer.mark_sent(slot)
         if slot.answer_bytes > COUNTED_BYTES:
             self._admission.unsent.take(self, slot.answer_bytes)
-        self._room.set()
+        self._has_room.set()
         if slot.is_decoupled:
             waiting = self._unsent.pop(slot, None)
             if waiting is not None and not waiting.done():
@@ -215,7 +215,7 @@ class _StallWatch:
         self._task = task
         self._patience_s = patience_s
         self._why = ""
-        self._seen = -1  # the value of `sent` at the last check, if an answer was being sent then
+        self._seen = -1  # the value of `mark_sent` at the last check, if an answer was being sent then
         self._timer = asyncio.get_running_loop().call_later(patience_s, self._check)
 
     def raise_reason(self) -> None:
@@ -224,7 +224,7 @@ class _StallWatch:
             self._task.uncancel()
             raise Cancelled(self._why) from None
 
-    def give_up(self, why: str) -> None:
+    def disconnect_client(self, why: str) -> None:
         if not self._why:
             self._why = why
             self._task.cancel()
@@ -234,7 +234,7 @@ class _StallWatch:
 
     def _check(self) -> None:
         if self.is_sending and self.sent == self._seen:
-            self.give_up(f"the client read no answer for {self._patience_s:g} seconds")
+            self.disconnect_client(f"the client read no answer for {self._patience_s:g} seconds")
             return
         self._seen = self.sent if self.is_sending else -1
         self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._check)

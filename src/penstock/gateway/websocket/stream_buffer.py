@@ -39,10 +39,10 @@ class StreamBuffer(Generic[A]):
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._expected_bytes = FIRST_ANSWER_BYTES
-        self._line: deque[StreamSlot[A]] = (
+        self._ordered_slots: deque[StreamSlot[A]] = (
             deque()
         )  # requests in order; an answer waits for the answers to earlier requests
-        self._ready: deque[StreamSlot[A]] = deque()
+        self._ready_slots: deque[StreamSlot[A]] = deque()
         self.requests = 0
         self.bytes = 0
 
@@ -55,7 +55,7 @@ class StreamBuffer(Generic[A]):
         self.requests += 1
         self.bytes += slot.held_bytes
         if self._is_ordered and not is_decoupled:
-            self._line.append(slot)
+            self._ordered_slots.append(slot)
         return slot
 
     def put(self, slot: StreamSlot[A], answer: A, answer_bytes: int, is_last: bool = True) -> None:
@@ -69,16 +69,16 @@ class StreamBuffer(Generic[A]):
         self._set_held_bytes(slot, answer_bytes if is_last else slot.request_bytes + answer_bytes)
         self._expected_bytes = max(answer_bytes, self._expected_bytes * 7 // 8)
         if slot.is_decoupled or not self._is_ordered:
-            self._ready.append(slot)
+            self._ready_slots.append(slot)
             return
-        while self._line and self._line[0].has_answer:
-            self._ready.append(self._line.popleft())
+        while self._ordered_slots and self._ordered_slots[0].has_answer:
+            self._ready_slots.append(self._ordered_slots.popleft())
 
-    def next(self) -> StreamSlot[A] | None:
+    def peek_slot(self) -> StreamSlot[A] | None:
         """Return the slot whose answer must be sent next, or None."""
-        return self._ready.popleft() if self._ready else None
+        return self._ready_slots.popleft() if self._ready_slots else None
 
-    def sent(self, slot: StreamSlot[A]) -> None:
+    def mark_sent(self, slot: StreamSlot[A]) -> None:
         del slot.answer
         slot.has_answer = False
         if slot.is_last:

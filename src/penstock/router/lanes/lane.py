@@ -30,7 +30,7 @@ class ConnectedWorker:
     devices: Sequence[WorkerDevice] = ()
     is_expected_back: bool = True  # if the worker is gone: the supervisor of this machine restarts it
 
-    def resident(self) -> set[str]:
+    def list_loaded_blocks(self) -> set[str]:
         """Return the blocks that the worker has in memory."""
         return self.blocks.keys() - self.dormant
 
@@ -38,7 +38,8 @@ class ConnectedWorker:
 class Lane(Protocol):
     """Sends jobs and commands to workers.
 
-    If a worker cannot be reached, the lane calls `LaneOwner.left` after the failed call has returned, never during it.
+    If a worker cannot be reached, the lane calls `LaneOwner.remove_worker` after the failed call has returned, never
+    during the call.
     """
 
     def send(self, worker: bytes, job: Job) -> None: ...
@@ -55,9 +56,9 @@ class Lane(Protocol):
         """Ask the worker to report whether the block still works."""
 
     def wake(self, worker: bytes, block_id: str) -> None:
-        """Ask the worker to load a dormant block; the lane calls `LaneOwner.joined` again when the block is loaded."""
+        """Ask the worker to load a dormant block. The lane calls `LaneOwner.add_worker` when the block is loaded."""
 
-    async def statistics(self) -> list[BlockStatistics]:
+    async def collect_statistics(self) -> list[BlockStatistics]:
         """Return the statistics of the lane's workers, including workers that have left."""
 
     def tick(self, now: float) -> None:
@@ -69,24 +70,24 @@ class Lane(Protocol):
 class LaneOwner(Protocol):
     """Receives the events of lanes; the dispatcher is the only implementation."""
 
-    def jobs(self) -> int:
+    def count_jobs(self) -> int:
         """Return how many jobs wait or run."""
 
-    def joined(self, member: ConnectedWorker, offers: Collection[Offer], lost: Collection[str]) -> None:
+    def add_worker(self, member: ConnectedWorker, offers: Collection[Offer], lost: Collection[str]) -> None:
         """Set the blocks that the worker holds. The worker no longer has the blocks in `lost` in memory."""
 
-    def left(self, member: ConnectedWorker, reason: str) -> None: ...
+    def remove_worker(self, member: ConnectedWorker, reason: str) -> None: ...
 
-    def answered(self, worker: bytes, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
+    def receive_answer(self, worker: bytes, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
         """Handle an answer or failure of a job. The owner sets the response's model, version and request id.
 
         Raise WireError if the worker sent more answers than allowed.
         """
 
-    def handed_back(self, worker: bytes, job_ids: Iterable[int]) -> None:
+    def take_back_jobs(self, worker: bytes, job_ids: Iterable[int]) -> None:
         """Queue the jobs again that the worker returned before starting them."""
 
-    def probed(self, worker: bytes, block_id: str, problem: str) -> None:
+    def receive_probe_result(self, worker: bytes, block_id: str, problem: str) -> None:
         """Handle the answer to a probe; an empty `problem` means that the block works."""
 
 

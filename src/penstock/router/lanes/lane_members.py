@@ -79,12 +79,12 @@ class SocketWorkers:
         for member in self.by_key.values():
             _close_pidfd(member)
 
-    def distance(self, member: SocketWorker) -> int:
+    def compute_distance(self, member: SocketWorker) -> int:
         if member.host == self._host:
             return SAME_HOST
         return SAME_ZONE if self._zone and member.zone == self._zone else ELSEWHERE
 
-    def statistics(self) -> list[BlockStatistics]:
+    def collect_statistics(self) -> list[BlockStatistics]:
         return [*self._departed, *(found for member in self.by_key.values() for found in member.statistics)]
 
 

@@ -60,8 +60,8 @@ class LocalLane:
     def wake(self, worker: bytes, block_id: str) -> None:
         self._worker.wake(block_id)
 
-    async def statistics(self) -> list[BlockStatistics]:
-        return list(self._worker.statistics())
+    async def collect_statistics(self) -> list[BlockStatistics]:
+        return list(self._worker.collect_statistics())
 
     def tick(self, now: float) -> None:
         """Do nothing: the worker runs in this process and cannot become silent."""
@@ -71,20 +71,20 @@ class LocalLane:
 
     # --- called by the worker: LocalReceiver
 
-    def offered(self, offers: Sequence[LocalOffer]) -> None:
+    def receive_offers(self, offers: Sequence[LocalOffer]) -> None:
         member = self._member
-        before = member.resident()
+        before = member.list_loaded_blocks()
         member.blocks = {offer.block.block_id: offer.block for offer in offers}
         member.dormant = {offer.block.block_id for offer in offers if offer.is_dormant}
         given = [Offer(offer.block.block_id, offer.credits, member.worker_id) for offer in offers]
-        self._owner.joined(member, given, before - member.resident())
+        self._owner.add_worker(member, given, before - member.list_loaded_blocks())
         self._on_offers(offers)
 
-    def answered(self, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
-        self._owner.answered(WORKER_KEY, job_id, attempt, outcome)
+    def receive_answer(self, job_id: int, attempt: int, outcome: InferResponse | PenstockError) -> None:
+        self._owner.receive_answer(WORKER_KEY, job_id, attempt, outcome)
 
-    def handed_back(self, job_ids: Sequence[int]) -> None:
-        self._owner.handed_back(WORKER_KEY, job_ids)
+    def take_back_jobs(self, job_ids: Sequence[int]) -> None:
+        self._owner.take_back_jobs(WORKER_KEY, job_ids)
 
-    def probed(self, block_id: str, problem: str) -> None:
-        self._owner.probed(WORKER_KEY, block_id, problem)
+    def receive_probe_result(self, block_id: str, problem: str) -> None:
+        self._owner.receive_probe_result(WORKER_KEY, block_id, problem)

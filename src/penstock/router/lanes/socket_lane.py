@@ -74,7 +74,7 @@ class SocketLane:
         self._members.is_local = not endpoint.bind.startswith(TCP_PREFIX)
         if self._peers is not None:
             self._peers.open(self._send_parts)
-        self._heartbeats = GatewayHeartbeats(endpoint.for_heartbeats(), self._settings.beat_s, self._keys)
+        self._heartbeats = GatewayHeartbeats(endpoint.make_heartbeat_endpoint(), self._settings.beat_s, self._keys)
         return bound
 
     # --- called by the owner
@@ -107,7 +107,7 @@ class SocketLane:
     def wake(self, worker: bytes, block_id: str) -> None:
         self._send(worker, pb.Header(wake=pb.Wake(block_id=block_id)))
 
-    async def statistics(self) -> list[BlockStatistics]:
+    async def collect_statistics(self) -> list[BlockStatistics]:
         """Ask all workers for statistics; if a worker does not answer in time, use the worker's last answer."""
         self._last_query = query_id = self._last_query + 1
         query = job_messages.encode(pb.Header(statistics_query=pb.StatisticsQuery(query_id=query_id)))
@@ -122,7 +122,7 @@ class SocketLane:
             log.warning("statistics_late", workers=sum(not answered.is_set() for answered in asked.values()))
         finally:
             del self._queries[query_id]
-        return self._members.statistics()
+        return self._members.collect_statistics()
 
     def tick(self, now: float) -> None:
         if now < self._next_beat:
@@ -130,9 +130,9 @@ class SocketLane:
         self._next_beat = now + self._settings.beat_s
         if self._peers is not None:
             self._peers.tick(now)
-        beat = job_messages.encode(pb.Header(beat=pb.Beat(sent_ns=time.time_ns(), jobs=self._owner.jobs())))
+        beat = job_messages.encode(pb.Header(beat=pb.Beat(sent_ns=time.time_ns(), jobs=self._owner.count_jobs())))
         for member in list(self._members.by_key.values()):
-            if self._silent_s(member, now) > self._settings.silence_s:
+            if self._compute_silence_s(member, now) > self._settings.silence_s:
                 self._remove(member.key, "silent")
             else:
                 self._send_parts(member.key, beat)
@@ -148,7 +148,7 @@ class SocketLane:
         if self._heartbeats is not None:
             self._heartbeats.close()
 
-    def _silent_s(self, member: SocketWorker, now: float) -> float:
+    def _compute_silence_s(self, member: SocketWorker, now: float) -> float:
         """Return the seconds since the last message or heartbeat of the worker.
 
         A separate thread of the worker sends heartbeats, so a busy event loop does not count as silence.
@@ -190,9 +190,9 @@ class SocketLane:
             case "hello":
                 self._on_hello(member.key, header.hello)
             case "hand_back":
-                self._owner.handed_back(member.key, header.hand_back.job_ids)
+                self._owner.take_back_jobs(member.key, header.hand_back.job_ids)
             case "probe_result":
-                self._owner.probed(member.key, header.probe_result.block_id, header.probe_result.problem)
+                self._owner.receive_probe_result(member.key, header.probe_result.block_id, header.probe_result.problem)
             case "statistics":
                 member.statistics = decode_statistics(header.statistics)
                 self._mark_answered(self._queries.get(header.statistics.query_id, {}), member.key)
@@ -203,9 +203,11 @@ class SocketLane:
 
     def _on_result(self, identity: bytes, result: pb.Result, message: list[Buffer]) -> None:
         if result.HasField("failure"):
-            self._owner.answered(identity, result.job_id, result.attempt, decode_failure(result.failure))
+            self._owner.receive_answer(identity, result.job_id, result.attempt, decode_failure(result.failure))
             return
-        self._owner.answered(identity, result.job_id, result.attempt, job_messages.decode_response(result, message))
+        self._owner.receive_answer(
+            identity, result.job_id, result.attempt, job_messages.decode_response(result, message)
+        )
 
     def _on_results(self, identity: bytes, results: pb.Results) -> None:
         """Handle all results of one message; raise the WireError of an invalid result only at the end."""
@@ -214,7 +216,7 @@ class SocketLane:
             failure = decode_failure(result.failure) if result.HasField("failure") else None
             try:
                 outcome = failure or job_messages.decode_small_response(result)
-                self._owner.answered(identity, result.job_id, result.attempt, outcome)
+                self._owner.receive_answer(identity, result.job_id, result.attempt, outcome)
             except WireError as error:
                 wrong = error
         if wrong is not None:
@@ -247,18 +249,18 @@ class SocketLane:
                 self._heartbeats.silence.track(identity)
         if hello.takes_jobs and member.jobs_out is None:
             member.jobs_out = job_messages.MessageOutbox("jobs", partial(self._send_job, identity), MAX_DELAY_TURNS)
-        before = member.resident()
+        before = member.list_loaded_blocks()
         member.blocks = blocks
         member.dormant = {offer.block_id for offer in hello.blocks if offer.is_dormant}
         beats = "" if self._heartbeats is None else self._heartbeats.endpoint
         welcome = pb.Welcome(gateway_id=self._gateway_id, beat_s=self._settings.beat_s, beats=beats, takes_results=True)
         self._send(identity, pb.Header(welcome=welcome))
-        distance = self._members.distance(member)
+        distance = self._members.compute_distance(member)
         offers = [
             Offer(offer.block_id, offer.credits, hello.worker_id, offer.weight or 1.0, distance)
             for offer in hello.blocks
         ]
-        self._owner.joined(member, offers, before - member.resident())
+        self._owner.add_worker(member, offers, before - member.list_loaded_blocks())
 
     # --- internals
 
@@ -269,11 +271,11 @@ class SocketLane:
                 self._heartbeats.silence.forget(identity)
             for asked in self._queries.values():
                 self._mark_answered(asked, identity)
-            self._owner.left(member, reason)
+            self._owner.remove_worker(member, reason)
 
-    def _mark_answered(self, asked: dict[bytes, asyncio.Event], identity: bytes) -> None:
-        if identity in asked:
-            asked[identity].set()
+    def _mark_answered(self, answered_events: dict[bytes, asyncio.Event], identity: bytes) -> None:
+        if identity in answered_events:
+            answered_events[identity].set()
 
     def _send(self, identity: bytes, header: pb.Header) -> None:
         self._send_parts(identity, job_messages.encode(header))

@@ -42,7 +42,7 @@ class KeyOwners:
         if lost:
             self._reassign(np.array(lost))
 
-    def owner(self, key: str) -> Slot | None:
+    def find_owner(self, key: str) -> Slot | None:
         if not self._owners:
             if not self._seeds:
                 return None

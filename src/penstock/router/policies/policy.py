@@ -22,13 +22,13 @@ class SlotPolicy(Protocol):
     Each call takes constant time, or time that grows with the logarithm of the number of slots.
     """
 
-    tracks_job_counts: bool  # whether callers must call `job_count_changed`
+    is_tracking_job_counts: bool  # whether callers must call `update_job_count`
 
     def add(self, slot: Slot) -> None: ...
 
     def remove(self, slot: Slot) -> None: ...
 
-    def job_count_changed(self, slot: Slot) -> None:
+    def update_job_count(self, slot: Slot) -> None:
         """Handle a change of the slot's number of jobs."""
 
     def choose(self, now: float) -> Slot | None:
@@ -56,9 +56,9 @@ class SlotSet:
 class CountIndependentPolicy:
     """Base class of the policies that do not depend on a slot's number of jobs."""
 
-    tracks_job_counts: bool = False
+    is_tracking_job_counts: bool = False
 
-    def job_count_changed(self, slot: Slot) -> None: ...
+    def update_job_count(self, slot: Slot) -> None: ...
 
 
 class _RandomPolicy(CountIndependentPolicy, SlotSet):
@@ -145,12 +145,12 @@ class LeastConnections:
     Slots are kept in sets by their number of jobs, and a bit mask marks the sets that are not empty.
     """
 
-    tracks_job_counts: bool = True
+    is_tracking_job_counts: bool = True
 
     def __init__(self, draw: RandomNumber) -> None:
         self._draw = draw
         self._by_count: dict[int, SlotSet] = {}
-        self._open = 0  # bit n is set if some slot has n jobs
+        self._used_counts = 0  # bit n is set if some slot has n jobs
 
     def add(self, slot: Slot) -> None:
         count = slot.bucket = slot.in_flight
@@ -158,23 +158,23 @@ class LeastConnections:
         if same_count is None:
             same_count = self._by_count[count] = SlotSet()
         same_count.add(slot)
-        self._open |= 1 << count
+        self._used_counts |= 1 << count
 
     def remove(self, slot: Slot) -> None:
         same_count = self._by_count[slot.bucket]
         same_count.remove(slot)
         if not same_count.slots:
-            self._open ^= 1 << slot.bucket
+            self._used_counts ^= 1 << slot.bucket
 
-    def job_count_changed(self, slot: Slot) -> None:
+    def update_job_count(self, slot: Slot) -> None:
         if slot.bucket != slot.in_flight:
             self.remove(slot)
             self.add(slot)
 
     def choose(self, now: float) -> Slot | None:
-        if not self._open:
+        if not self._used_counts:
             return None
-        slots = self._by_count[(self._open & -self._open).bit_length() - 1].slots
+        slots = self._by_count[(self._used_counts & -self._used_counts).bit_length() - 1].slots
         return slots[int(self._draw() * len(slots))]
 
 
@@ -186,14 +186,14 @@ class WeightedTurns(CountIndependentPolicy):
 
     def __init__(self) -> None:
         self._turns: list[tuple[float, int, Slot]] = []  # a heap that may hold entries of removed slots
-        self._present = 0.0
-        self._entry = 0  # number of the newest entry; a slot's current entry number is its `position`
+        self._current_turn = 0.0
+        self._newest_entry = 0  # number of the newest entry; a slot's current entry number is its `position`
         self._slots = 0
 
     def add(self, slot: Slot) -> None:
-        if slot.turn < self._present:
-            slot.turn = self._present
-        self._entry = slot.position = self._entry + 1
+        if slot.turn < self._current_turn:
+            slot.turn = self._current_turn
+        self._newest_entry = slot.position = self._newest_entry + 1
         self._slots += 1
         heappush(self._turns, (slot.turn, slot.position, slot))
 
@@ -211,9 +211,9 @@ class WeightedTurns(CountIndependentPolicy):
             if slot.position != entry:
                 heappop(turns)
                 continue
-            self._present = turn
+            self._current_turn = turn
             slot.turn = turn + 1.0 / slot.weight
-            self._entry = slot.position = self._entry + 1
+            self._newest_entry = slot.position = self._newest_entry + 1
             heapreplace(turns, (slot.turn, slot.position, slot))
             return slot
         return None
@@ -238,4 +238,4 @@ def make_policy(routing: Routing, draw: RandomNumber) -> SlotPolicy:
 def _estimate_latency(slot: Slot, now: float) -> float:
     if not slot.latency_s:
         return UNMEASURED_LATENCY_S * slot.in_flight
-    return slot.latency_s * exp((slot.measured - now) / LATENCY_DECAY_S) * (slot.in_flight + 1)
+    return slot.latency_s * exp((slot.measured_at - now) / LATENCY_DECAY_S) * (slot.in_flight + 1)

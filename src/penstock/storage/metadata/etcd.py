@@ -257,12 +257,14 @@ def _parse_url(url: str) -> tuple[tuple[str, ...], str, TlsFiles | None]:
     if given.keys() - set(URL_PARAMETERS) or (given and scheme != SECURED):
         raise ConfigError(f"{SECURED}://: after the ? only {', '.join(URL_PARAMETERS)} are allowed, each with a file")
     try:
-        found = [str(parse_address(each).at(DEFAULT_PORT)) for each in addresses.split(",") if each.strip()]
+        found = [
+            str(parse_address(each).with_default_port(DEFAULT_PORT)) for each in addresses.split(",") if each.strip()
+        ]
     except ValueError as error:
         raise ConfigError(f"cannot use {scheme}:// as the metadata store: {error}") from error
     if not found:
         raise ConfigError(f"{scheme}://: no server is given; write {scheme}://host:port,host:port/prefix")
-    return tuple(found), prefix.strip("/") or DEFAULT_PREFIX, TlsFiles.of_query(given) if scheme == SECURED else None
+    return tuple(found), prefix.strip("/") or DEFAULT_PREFIX, TlsFiles.from_query(given) if scheme == SECURED else None
 
 
 def _read_operation(key: bytes) -> pb.RequestOp:

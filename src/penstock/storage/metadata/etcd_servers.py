@@ -43,7 +43,7 @@ class EtcdServer:
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
         """Prepare a connection to the server; without `tls`, the connection is not encrypted."""
         self.address = address
-        self.stamps = tls.stamps() if tls is not None else None
+        self.stamps = tls.read_stamps() if tls is not None else None
         if tls is None:
             self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:
@@ -76,7 +76,7 @@ class EtcdServers:
         """Switch to the next server, unless another call has already done so."""
         if server.address == self._addresses[self._current]:
             self._current = (self._current + 1) % len(self._addresses)
-        if self._tls is not None and server.stamps != self._tls.stamps() and server in self._servers.values():
+        if self._tls is not None and server.stamps != self._tls.read_stamps() and server in self._servers.values():
             del self._servers[server.address]  # connect again, because the certificate files were replaced
 
     async def call(self, attempt: Attempt[T], timeout_s: float, attempt_s: float = ATTEMPT_S) -> T:

@@ -128,19 +128,19 @@ class Authority:
 
 
 def _create_certificate_builder(
-    name: str, issuer: str, key: ec.EllipticCurvePublicKey, at: datetime, valid: timedelta
+    name: str, issuer: str, key: ec.EllipticCurvePublicKey, valid_from: datetime, lifetime: timedelta
 ) -> "CertificateBuilder":
     builder = x509.CertificateBuilder(
         _build_common_name(issuer), _build_common_name(name), key, x509.random_serial_number()
     )
-    return builder.not_valid_before(at - CLOCK_SKEW).not_valid_after(at + valid)
+    return builder.not_valid_before(valid_from - CLOCK_SKEW).not_valid_after(valid_from + lifetime)
 
 
 def _build_common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _build_key_usage(**given: bool) -> x509.KeyUsage:
+def _build_key_usage(**allowed_uses: bool) -> x509.KeyUsage:
     usual = dict.fromkeys(
         (
             "digital_signature",
@@ -155,7 +155,7 @@ def _build_key_usage(**given: bool) -> x509.KeyUsage:
         ),
         False,
     )
-    return x509.KeyUsage(**usual | given)
+    return x509.KeyUsage(**usual | allowed_uses)
 
 
 def _parse_alternative_name(text: str) -> x509.GeneralName:

@@ -35,8 +35,8 @@ class Certificates:
         """Read the files. Raises ConfigError if a file is invalid."""
         self.files = files
         self._client_auth: ClientAuth = client_auth
-        self._stamps = self.files.stamps()
-        self._material = TlsMaterial() if self.files.is_empty else read_files(self.files)
+        self._stamps = self.files.read_stamps()
+        self._current_material = TlsMaterial() if self.files.is_empty else read_files(self.files)
         self._problem = ""  # why the current files are not used
         self._warned_at = -inf  # when the last warning about expiry was logged
         self.generation = 0  # grows with each change of the certificate
@@ -44,12 +44,12 @@ class Certificates:
     @property
     def is_serving(self) -> bool:
         """Return whether ports use TLS."""
-        return bool(self._material.cert)
+        return bool(self._current_material.cert)
 
     @property
     def material(self) -> TlsMaterial:
         """The certificate, its key and the trusted authorities, as last read from the files."""
-        return self._material
+        return self._current_material
 
     @property
     def requests_client_certificates(self) -> bool:
@@ -59,7 +59,7 @@ class Certificates:
     @property
     def expires_at(self) -> float:
         """The time when the certificate expires, in seconds since 1970; 0 without a certificate."""
-        return self._material.expires_at
+        return self._current_material.expires_at
 
     # --- changes of the files
 
@@ -77,7 +77,7 @@ class Certificates:
 
     def reload(self) -> bool:
         """Read the files if they have changed; return whether a new valid certificate was read."""
-        stamps = self.files.stamps()
+        stamps = self.files.read_stamps()
         if stamps == self._stamps and not self._problem:
             return False
         try:
@@ -89,9 +89,9 @@ class Certificates:
             self._problem = error.message
             return False
         self._stamps, self._problem = stamps, ""
-        if found == self._material:
+        if found == self._current_material:
             return False
-        self._material = found
+        self._current_material = found
         self.generation += 1
         log.info("certificate_renewed", cert=self.files.cert, expires_at=found.expires_at)
         return True
@@ -102,9 +102,9 @@ class Certificates:
         """Add a port to a gRPC server, with TLS if there is a certificate. Unix sockets stay plaintext."""
         if not self.is_serving or address.startswith(UNIX_PREFIX):
             return int(server.add_insecure_port(address))
-        return int(server.add_secure_port(address, self.server_credentials(client_auth)))
+        return int(server.add_secure_port(address, self.create_server_credentials(client_auth)))
 
-    def server_credentials(self, client_auth: ClientAuth | None = None) -> grpc.ServerCredentials:
+    def create_server_credentials(self, client_auth: ClientAuth | None = None) -> grpc.ServerCredentials:
         """Return credentials for a gRPC server. The server requests client certificates only if they are required."""
         current = self.generation
 
@@ -122,11 +122,11 @@ class Certificates:
         )
 
     def _create_configuration(self, requires_certificate: bool) -> Any:
-        material = self._material
+        material = self._current_material
         roots = material.ca if requires_certificate else None
         return grpc.ssl_server_certificate_configuration([(material.key, material.cert)], root_certificates=roots)
 
-    def server_context(self, client_auth: ClientAuth | None = None) -> ssl.SSLContext:
+    def create_server_context(self, client_auth: ClientAuth | None = None) -> ssl.SSLContext:
         """Return a context that always uses the newest certificate, for an HTTP server on an event loop."""
         return _RenewedContext(lambda: self.generation, lambda: self._create_context(client_auth or self._client_auth))
 
@@ -138,8 +138,8 @@ class Certificates:
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
         context.verify_mode = _VERIFY_MODES[client_auth]
         if client_auth != "none":
-            context.load_verify_locations(cadata=self._material.ca.decode())
-        _load_pair(context, self._material)
+            context.load_verify_locations(cadata=self._current_material.ca.decode())
+        _load_pair(context, self._current_material)
         return context
 
 

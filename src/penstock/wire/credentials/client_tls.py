@@ -33,20 +33,20 @@ def create_client_context(files: TlsFiles) -> ssl.SSLContext:
     return _retry_while_changing(files, lambda: _create_context(files))
 
 
-def _retry_while_changing(files: TlsFiles, use: Callable[[], T]) -> T:
-    """Call `use` again while the files change, because a certificate and its key are not replaced at the same time."""
+def _retry_while_changing(files: TlsFiles, read: Callable[[], T]) -> T:
+    """Call `read` again while the files change, because a certificate and its key are not replaced at the same time."""
     for _ in range(MAX_TRIES):
-        stamps = files.stamps()
+        stamps = files.read_stamps()
         try:
-            made = use()
+            made = read()
         except ConfigError:
-            if files.stamps() == stamps and not _is_recently_written(stamps):
+            if files.read_stamps() == stamps and not _is_recently_written(stamps):
                 raise
         else:
-            if files.stamps() == stamps:
+            if files.read_stamps() == stamps:
                 return made
         time.sleep(PAUSE_S)
-    return use()
+    return read()
 
 
 def _is_recently_written(stamps: tuple[tuple[int, ...], ...]) -> bool:

@@ -36,15 +36,15 @@ class TlsFiles:
         return not (self.cert or self.ca)
 
     @classmethod
-    def of(cls, settings: "TlsSettings") -> "TlsFiles":
+    def from_settings(cls, settings: "TlsSettings") -> "TlsFiles":
         return cls(settings.cert, settings.key, settings.ca)
 
     @classmethod
-    def of_query(cls, query: Mapping[str, str]) -> "TlsFiles":
+    def from_query(cls, query: Mapping[str, str]) -> "TlsFiles":
         """Return the files of a store's URL: `?ca=FILE&cert=FILE&key=FILE`."""
         return cls(*(query.get(name, "") for name in URL_PARAMETERS))
 
-    def stamps(self) -> FileStamps:
+    def read_stamps(self) -> FileStamps:
         """Return a value that changes when one of the TLS files is written or replaced."""
         return tuple(_read_stamp(path) for path in (self.cert, self.key, self.ca))
 
@@ -165,5 +165,5 @@ def _check_pair(leaf: "Certificate", key: bytes, files: TlsFiles) -> None:
         raise ConfigError(f"the key in {files.key} does not match the certificate in {files.cert}")
 
 
-def _format_time(when: datetime) -> str:
-    return f"{when:%Y-%m-%d %H:%M:%S} UTC"
+def _format_time(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"

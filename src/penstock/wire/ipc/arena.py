@@ -83,13 +83,13 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
 
-    def _remap(self, needed: int) -> None:
+    def _remap(self, needed_bytes: int) -> None:
         """Map only the bytes that the message needs; the other process may have made the memory too large to map."""
-        size = min(_compute_capacity(needed), os.fstat(self.fd).st_size)
+        size = min(_compute_capacity(needed_bytes), os.fstat(self.fd).st_size)
         if size > len(self._bytes):
             self._map = mmap.mmap(self.fd, size)
             self._bytes = np.frombuffer(self._map, np.uint8)
 
 
-def _compute_capacity(needed: int) -> int:
-    return max(MIN_BYTES, 1 << (needed - 1).bit_length())
+def _compute_capacity(needed_bytes: int) -> int:
+    return max(MIN_BYTES, 1 << (needed_bytes - 1).bit_length())

@@ -18,7 +18,7 @@ class PeerGone(Exception):
     """The other process has ended, or has sent an invalid message, after which the connection is unusable."""
 
 
-class Channel:
+class IpcChannel:
     """Sends and receives messages. Each slot carries one exchange at a time, with shared memory for each direction.
 
     Within a slot, both sides alternate: a side reads the tensors that it received before it sends the next ones.
@@ -37,7 +37,7 @@ class Channel:
         self._fd = connection.fileno()
         self._outgoing, self._incoming = outgoing, incoming
         self._inbox = Inbox()
-        self._arrived: deque[Envelope] = deque()
+        self._received: deque[Envelope] = deque()
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(self._fd, select.POLLIN)
         self._writable.register(self._fd, select.POLLOUT)
@@ -64,9 +64,9 @@ class Channel:
 
     def receive(self, deadline: float = inf) -> Message:
         try:
-            while not self._arrived:
-                self._arrived += self._inbox.feed(self._receive_some(deadline))
-            envelope = self._arrived.popleft()
+            while not self._received:
+                self._received += self._inbox.feed(self._receive_some(deadline))
+            envelope = self._received.popleft()
             return envelope.open(self._incoming[envelope.slot])
         except (WireError, IndexError, TypeError) as error:
             raise PeerGone("the process sent an invalid message") from error

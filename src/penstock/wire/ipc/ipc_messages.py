@@ -49,23 +49,23 @@ class Envelope:
     kind: str
     fields: dict[str, Any]
     slot: int
-    described: list[tuple[str, str, list[int], int]]
+    descriptors: list[tuple[str, str, list[int], int]]
     body: bytearray
 
     @property
     def size_bytes(self) -> int:
-        return sum(size for *_, size in self.described)
+        return sum(size for *_, size in self.descriptors)
 
     def open(self, incoming: Arena) -> Message:
         """Return the message with copies of its tensors, because the writer reuses the arena for the next message."""
         try:
-            sizes = [size for _, _, _, size in self.described]
+            sizes = [size for _, _, _, size in self.descriptors]
             data: Sequence[Buffer] = (
                 incoming.read(sizes) if sum(sizes) > MAX_INLINE_BYTES else _split_body(self.body, sizes)
             )
             tensors = [
                 Tensor(name, datatype, tuple(shape), part)
-                for (name, datatype, shape, _), part in zip(self.described, data, strict=True)
+                for (name, datatype, shape, _), part in zip(self.descriptors, data, strict=True)
             ]
         except (ValueError, TypeError) as error:
             raise WireError("invalid message: its tensors do not match its header") from error

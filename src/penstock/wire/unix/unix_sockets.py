@@ -10,7 +10,7 @@ import structlog
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
-from penstock.wire.unix.unix_stream import MAX_WAITING_BUFFERS, BufferPool, Stream
+from penstock.wire.unix.unix_stream import MAX_WAITING_BUFFERS, BufferPool, UnixStream
 
 IPC_PREFIX = "ipc://"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between two attempts to connect
@@ -28,8 +28,8 @@ class UnixRouter:
         self._listener: socket.socket | None = None
         self._file = Path()
         self._memory = BufferPool()
-        self._streams: set[Stream] = set()
-        self._known: dict[bytes, Stream] = {}  # by identity
+        self._streams: set[UnixStream] = set()
+        self._streams_by_identity: dict[bytes, UnixStream] = {}  # by identity
 
     def bind(self, endpoint: str) -> str:
         self._file = Path(endpoint.removeprefix(IPC_PREFIX))
@@ -60,7 +60,7 @@ class UnixRouter:
 
     def send(self, identity: bytes, parts: Sequence[Buffer]) -> bool:
         """Send a message to a peer; return False if no peer has this identity or the peer's queue is full."""
-        stream = self._known.get(identity)
+        stream = self._streams_by_identity.get(identity)
         return stream is not None and stream.send(parts)
 
     def close(self, linger_ms: int) -> None:
@@ -69,7 +69,7 @@ class UnixRouter:
             stream.flush(linger_ms / 1000)
             stream.close()
         self._streams.clear()
-        self._known.clear()
+        self._streams_by_identity.clear()
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -83,23 +83,23 @@ class UnixRouter:
             loop.remove_reader(self._listener.fileno())
             loop.call_later(LONGEST_PAUSE_S, self._listen)
             return
-        self._streams.add(Stream(connected, self._on_message, self._on_end, self._memory, self._max_bytes))
+        self._streams.add(UnixStream(connected, self._on_message, self._on_end, self._memory, self._max_bytes))
 
-    def _on_message(self, stream: Stream, parts: list[Buffer]) -> None:
+    def _on_message(self, stream: UnixStream, parts: list[Buffer]) -> None:
         if stream.identity is not None:
             self._handler(stream.identity, parts)
             return
         stream.identity = identity = b"".join(parts[:1])
-        before = self._known.get(identity)
-        self._known[identity] = stream
+        before = self._streams_by_identity.get(identity)
+        self._streams_by_identity[identity] = stream
         if before is not None:  # the peer reconnected before the end of its old connection was seen
             self._streams.discard(before)
             before.close()
 
-    def _on_end(self, stream: Stream) -> None:
+    def _on_end(self, stream: UnixStream) -> None:
         self._streams.discard(stream)
-        if stream.identity is not None and self._known.get(stream.identity) is stream:
-            del self._known[stream.identity]
+        if stream.identity is not None and self._streams_by_identity.get(stream.identity) is stream:
+            del self._streams_by_identity[stream.identity]
 
 
 class UnixDealer:
@@ -110,7 +110,7 @@ class UnixDealer:
         self._identity = identity
         self._file = ""
         self._memory = BufferPool()
-        self._stream: Stream | None = None
+        self._stream: UnixStream | None = None
         self._unsent: deque[Sequence[Buffer]] = deque()
         self._pause_s = FIRST_PAUSE_S
         self._next_attempt: asyncio.TimerHandle | None = None
@@ -148,15 +148,15 @@ class UnixDealer:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             return
         self._pause_s = FIRST_PAUSE_S
-        self._stream = stream = Stream(connecting, self._on_message, self._on_end, self._memory)
+        self._stream = stream = UnixStream(connecting, self._on_message, self._on_end, self._memory)
         stream.send([self._identity])
         while self._unsent and stream.is_open:
             stream.send(self._unsent.popleft())
 
-    def _on_message(self, stream: Stream, parts: list[Buffer]) -> None:
+    def _on_message(self, stream: UnixStream, parts: list[Buffer]) -> None:
         self._handler(parts)
 
-    def _on_end(self, stream: Stream) -> None:
+    def _on_end(self, stream: UnixStream) -> None:
         self._stream = None
         if not self._is_closed:
             self._connect()

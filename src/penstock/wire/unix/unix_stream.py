@@ -29,7 +29,7 @@ _GAPS = [bytes(count) for count in range(_ALIGNMENT)]
 
 log = structlog.get_logger()
 
-Handler = Callable[["Stream", list[Buffer]], None]
+Handler = Callable[["UnixStream", list[Buffer]], None]
 
 
 def encode(parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
@@ -81,19 +81,19 @@ class BufferPool:
                 return self._free.pop(index)
         return np.empty(size, np.uint8)
 
-    def _return_to_pool(self, whole: Array) -> None:
-        if sum([each.nbytes for each in self._free]) + whole.nbytes <= MAX_POOL_BYTES:
-            self._free.append(whole)
+    def _return_to_pool(self, memory: Array) -> None:
+        if sum([each.nbytes for each in self._free]) + memory.nbytes <= MAX_POOL_BYTES:
+            self._free.append(memory)
 
 
-class Stream:
+class UnixStream:
     """A connection that carries whole messages in both directions."""
 
     def __init__(
         self,
         connected: socket.socket,
         handler: Handler,
-        on_end: Callable[["Stream"], None],
+        on_end: Callable[["UnixStream"], None],
         memory: BufferPool,
         max_message_bytes: int = -1,
     ) -> None:
@@ -109,9 +109,9 @@ class Stream:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._memory = memory
-        self._small = memoryview(bytearray(READ_BYTES))
-        self._into = self._small  # replaced while a larger message is read
-        self._have = 0  # bytes in `_into`
+        self._small_buffer = memoryview(bytearray(READ_BYTES))
+        self._buffer = self._small_buffer  # replaced while a larger message is read
+        self._received_bytes = 0  # bytes in `_buffer`
         self._waiting: deque[memoryview] = deque()  # buffers to be written
         self._loop.add_reader(connected.fileno(), self._read)
 
@@ -136,14 +136,14 @@ class Stream:
         self._queue(buffers, sent)
         return True
 
-    def _queue(self, buffers: Sequence[Buffer], sent: int) -> None:
-        """Queue the bytes after the first `sent` bytes; they are written when the peer has read enough."""
+    def _queue(self, buffers: Sequence[Buffer], sent_bytes: int) -> None:
+        """Queue the bytes after the first `sent_bytes` bytes; they are written when the peer has read enough."""
         is_first = not self._waiting
         for buffer in buffers:
             view = memoryview(buffer).cast("B")
-            if sent < view.nbytes:
-                self._waiting.append(view[sent:])
-            sent = max(0, sent - view.nbytes)
+            if sent_bytes < view.nbytes:
+                self._waiting.append(view[sent_bytes:])
+            sent_bytes = max(0, sent_bytes - view.nbytes)
         if is_first:
             self._loop.add_writer(self._socket.fileno(), self._write)
 
@@ -174,7 +174,7 @@ class Stream:
 
     def _read(self) -> None:
         for _ in range(READS_AT_ONCE):
-            room = self._into[self._have :]
+            room = self._buffer[self._received_bytes :]
             try:
                 count = self._socket.recv_into(room)
             except BlockingIOError:
@@ -184,26 +184,26 @@ class Stream:
             if not count:
                 self._end()
                 return
-            self._have += count
-            if self._into is not self._small:
+            self._received_bytes += count
+            if self._buffer is not self._small_buffer:
                 self._finish_large_message()
             else:
                 self._read_small_messages()
-                if count < len(room) and self._into is self._small:  # the socket is empty
+                if count < len(room) and self._buffer is self._small_buffer:  # the socket is empty
                     return
             if not self.is_open:
                 return
 
     def _finish_large_message(self) -> None:
-        whole = self._into
-        if self._have == len(whole):
-            self._into, self._have = self._small, 0
+        whole = self._buffer
+        if self._received_bytes == len(whole):
+            self._buffer, self._received_bytes = self._small_buffer, 0
             self._deliver(whole)
 
     def _read_small_messages(self) -> None:
         """Deliver the complete messages; move an incomplete message to the buffer's front, or to a larger buffer."""
-        small, start, end = self._small, 0, self._have
-        self._have = 0
+        small, start, end = self._small_buffer, 0, self._received_bytes
+        self._received_bytes = 0
         while self.is_open and end - start >= _HEAD.size:
             count, size = _HEAD.unpack_from(small, start)
             if count > MAX_PARTS or size < _HEAD.size or 0 <= self._max_bytes < size - HEADERS_BYTES:
@@ -216,18 +216,18 @@ class Stream:
                 break
             self._deliver(memoryview(bytes(small[start : start + size])))
             start += size
-        self._have = end - start
+        self._received_bytes = end - start
         if start:
-            small[: self._have] = small[start:end].tobytes()
+            small[: self._received_bytes] = small[start:end].tobytes()
 
     def _start_large_message(self, size: int, first: memoryview) -> None:
         try:
-            self._into = self._memory.take(size)
+            self._buffer = self._memory.take(size)
         except (MemoryError, ValueError):
             self._end_with_error(f"no memory for {size} bytes")
             return
-        self._into[: len(first)] = first
-        self._have = len(first)
+        self._buffer[: len(first)] = first
+        self._received_bytes = len(first)
 
     def _end_with_error(self, why: str) -> None:
         log.warning("wire_error", error=f"invalid message on a unix socket: {why}")

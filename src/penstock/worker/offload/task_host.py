@@ -19,7 +19,7 @@ from penstock.core.tensors import Tensor
 from penstock.models.building import TaskSpec, build_task
 from penstock.tasks.base import AnyTask, Prepared, TaskRequest
 from penstock.wire.ipc.arena import Arena
-from penstock.wire.ipc.ipc_channel import Channel, PeerGone
+from penstock.wire.ipc.ipc_channel import IpcChannel, PeerGone
 from penstock.wire.ipc.ipc_messages import Message
 from penstock.worker.offload.task_messages import describe_prepared, read_results
 
@@ -110,7 +110,7 @@ def serve(connection: socket.socket, arenas: Sequence[Arena], answer: Callable[[
 
     `arenas`: shared memory, two areas for each call at a time: one for the worker's message, and one for the answer.
     """
-    channel = Channel(connection, arenas[1::2], arenas[::2])
+    channel = IpcChannel(connection, arenas[1::2], arenas[::2])
     while True:
         if (answered := answer(channel.receive())) is not None:
             channel.send(answered)

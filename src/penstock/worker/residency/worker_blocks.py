@@ -107,7 +107,7 @@ class Blocks:
         cores = Cores(find_siblings()) if config.workers == 1 else None
         self._tools = WorkerTools(PreparedMemory(config.limits.max_prepared_bytes), metrics, traces, cores)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._placement = TaskProcessUse(config.worker.task_process_count(config.workers, usable_cores()))
+        self._placement = TaskProcessUse(config.worker.compute_task_processes(config.workers, usable_cores()))
         self._gpus = gpus or Gpus()
         self._claims = DeviceClaims(self._gpus)
         self._next_cache_release = 0.0

@@ -28,8 +28,8 @@ def test_invalid_addresses_are_refused(text: str) -> None:
 
 
 def test_a_given_port_is_kept() -> None:
-    assert Address("h").at(7400) == Address("h", 7400)
-    assert Address("h", 1).at(7400) == Address("h", 1)
+    assert Address("h").with_default_port(7400) == Address("h", 7400)
+    assert Address("h", 1).with_default_port(7400) == Address("h", 1)
 
 
 def test_loopback_hosts_are_recognized() -> None:

@@ -29,7 +29,7 @@ class Endpoint:
         self.registry = CollectorRegistry()
         Counter("things", "Some", registry=self.registry)
         self.guard = Guard()
-        self.guard.keys_changed(KeyTable(b"", needs_key=False))
+        self.guard.set_keys(KeyTable(b"", needs_key=False))
         self.app = HealthApp(HttpGuard(Config(), self.guard), self._problem, lambda: self.registry)
         self.port = opened.getsockname()[1]
         self.close = serve_app(self.app, opened, limits, MOST, Certificates())
@@ -82,7 +82,7 @@ async def test_readyz_reports_the_state_of_the_role(endpoint: Endpoint) -> None:
 
 async def test_metrics_require_a_key_and_health_does_not(endpoint: Endpoint) -> None:
     known = {"good": Principal("p", scopes=METRICS_SCOPES), "other": Principal("o", scopes=INFERENCE_SCOPES)}
-    endpoint.guard.keys_changed(KeyTable(b"", further=known))
+    endpoint.guard.set_keys(KeyTable(b"", further=known))
     for key, status in (("wrong", 401), ("other", 403), ("good", 200)):
         told, text = await endpoint.get("/metrics", x_api_key=key)
         assert (told, b"things" in text) == (status, status == 200)

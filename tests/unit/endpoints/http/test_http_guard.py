@@ -24,7 +24,7 @@ INFER = "/v2/models/add/infer"
 def refusal(method: str, config: Config = LOCAL, /, **headers: str) -> str | None:
     http_guard = HttpGuard(config, create_open_guard(), names=("gpu-box",))
     given = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
-    error = http_guard.refusal(given, method)
+    error = http_guard.find_refusal(given, method)
     assert error is None or type(error) in (Forbidden, UnknownHost)
     return None if error is None else error.code
 
@@ -55,8 +55,8 @@ def test_a_missing_host_is_accepted() -> None:
 
 def test_every_host_header_must_be_known() -> None:
     pair = [(b"host", b"evil.example"), (b"host", b"localhost")]
-    assert isinstance(HttpGuard(Config(), create_open_guard()).refusal(pair, "GET"), UnknownHost)
-    assert isinstance(HttpGuard(Config(), create_open_guard()).refusal(pair[::-1], "GET"), UnknownHost)
+    assert isinstance(HttpGuard(Config(), create_open_guard()).find_refusal(pair, "GET"), UnknownHost)
+    assert isinstance(HttpGuard(Config(), create_open_guard()).find_refusal(pair[::-1], "GET"), UnknownHost)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1:8080", "[2001:db8::1]:8080", "10.1.2.3", "gpu-box:8080", "localhost"])

@@ -44,7 +44,7 @@ from penstock.storage.objects.folder_objects import FolderObjects
 from penstock.telemetry.metrics import RolloutMetrics
 from penstock.wire.channels import Channels
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 
 
 class ManagedWorkers:
@@ -118,8 +118,8 @@ async def _open(name: str, folder: Path, store: SqliteMetadataStore, stack: Asyn
     )
     server = await serve_manager(manager, own, services=services, guard=guard)
     stack.push_async_callback(server.stop, None)
-    leader = Leader(ElectedManager(control, own), managers)
-    reads = Leader(FixedLeader(own), managers)
+    leader = LeaderClient(ElectedManager(control, own), managers)
+    reads = LeaderClient(FixedLeader(own), managers)
     for each in (leader, reads):
         stack.push_async_callback(each.close)
     config = load_config(registry={"http_port": 0}, allowed_origins=["https://ui.example"])

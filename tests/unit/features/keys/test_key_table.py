@@ -79,9 +79,9 @@ def test_a_table_knows_how_long_each_key_is_valid() -> None:
         SECRET, is_asking=True, keys={each.key_id: each.model_dump_json().encode() for each in records}
     )
     for table in (KeyTable(SECRET, records), KeyTable.of(published)):
-        found = [table.valid_until(key_id) for key_id in ("k1", "expiring", "revoked", "deleted")]
+        found = [table.find_expiry(key_id) for key_id in ("k1", "expiring", "revoked", "deleted")]
         assert found == [inf, 5.0, -inf, -inf]
-        assert table.valid_until("") == table.valid_until(f"{CERTIFICATE}shop@example.com") == inf
+        assert table.find_expiry("") == table.find_expiry(f"{CERTIFICATE}shop@example.com") == inf
 
 
 def test_a_table_requires_keys_unless_none_was_ever_made() -> None:

@@ -39,7 +39,7 @@ from penstock.pb.v1 import (
 from penstock.storage.metadata.metadata_store import Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.channels import Channels
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from penstock.wire.manager_connection import ASKED_BY_HEADER, CALLERS_KEY_HEADER, ManagerConnection
 from tests.managers import administration
 
@@ -188,7 +188,7 @@ async def test_a_rotated_key_has_two_texts_for_a_while(endpoint: Endpoint) -> No
 
 async def test_gateways_learn_of_new_and_revoked_keys(endpoint: Endpoint) -> None:
     heard: asyncio.Queue[ClusterView] = asyncio.Queue()
-    leader = Leader(FixedLeader(endpoint.socket))
+    leader = LeaderClient(FixedLeader(endpoint.socket))
     control = ManagerConnection(leader, GatewayMember("gateway-0", "tcp://127.0.0.1:1", ""), heard.put_nowait)
     try:
 
@@ -227,7 +227,7 @@ async def test_workers_learn_which_keys_are_no_longer_valid(endpoint: Endpoint) 
     tokens = control.term.publisher._tokens
     assert set(tokens.revoked) == {revoked, deleted}
     assert dict(tokens.expires_at) == {kept: 2e9}
-    assert endpoint.keys.valid_until(deleted) == endpoint.keys.valid_until(revoked) == -inf
+    assert endpoint.keys.find_expiry(deleted) == endpoint.keys.find_expiry(revoked) == -inf
 
 
 async def test_a_gateways_request_is_audited_with_its_caller(endpoint: Endpoint) -> None:

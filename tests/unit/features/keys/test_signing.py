@@ -33,7 +33,7 @@ from penstock.manager.manager import Manager
 from penstock.manager.manager_server import serve_manager
 from penstock.storage.metadata.metadata_store import MetadataStore
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from penstock.wire.manager_connection import ManagerConnection
 
 
@@ -79,7 +79,7 @@ class Rotating:
         self.clock_ahead_s = 0.0
 
     def hear(self, cluster_view: ClusterView) -> None:
-        self.tokens.keys_changed(cluster_view.access.signers)
+        self.tokens.set_keys(cluster_view.access.signers)
         self.clock_ahead_s = cluster_view.access.clock_ahead_s
 
     def kids(self) -> list[str]:
@@ -93,7 +93,7 @@ async def rotating(tmp_path: Path) -> AsyncIterator[Rotating]:
     manager = found.manager
     await manager.start()
     server = await serve_manager(manager, found.address)
-    leader = Leader(FixedLeader(found.address))
+    leader = LeaderClient(FixedLeader(found.address))
     control = ManagerConnection(leader, GatewayMember("g", "tcp://there"), found.hear)
     yield found
     await control.close()
@@ -115,7 +115,7 @@ async def test_gateways_know_every_key_that_may_have_signed_a_token(rotating: Ro
     await until(lambda: rotating.tokens._signers.keys() == {first.kid, made.kid})
     new = sign_token(rotating.signing.key(), ANYBODY, "blk", rotating.now).text
     for text in (old, new):
-        assert rotating.tokens.principal(text, rotating.now).blocks == ("blk",)
+        assert rotating.tokens.read_token(text, rotating.now).blocks == ("blk",)
     # An hour later another key is made automatically, and the first key has no valid token left.
     rotating.now += 3600.0
     await until(lambda: len(rotating.kids()) == 2 and first.kid not in rotating.kids())

@@ -33,7 +33,7 @@ class Served:
         self.reads = 0
         self.published = 0
         self.error: Exception | None = None
-        self.streams = LiveStreams(self.read, self.publish, catalogue.server_info)
+        self.streams = LiveStreams(self.read, self.publish, catalogue.describe_server)
         http_guard = HttpGuard(Config(allowed_hosts=("penstock",)), create_open_guard())
         self.app = build_http_app(serving, catalogue, Limits(), CollectorRegistry, http_guard, self.streams)
 
@@ -106,13 +106,13 @@ def catalogue(served) -> Catalogue:
         dormant, zone, devices = frozenset[str](), "", ()
 
     class Dispatcher:
-        def workers(self) -> list[Any]:
+        def list_workers(self) -> list[Any]:
             return [Workers]
 
-        def queue_lengths(self) -> dict[str, tuple[int, int]]:
+        def count_jobs_by_block(self) -> dict[str, tuple[int, int]]:
             return {}
 
-        async def statistics(self) -> list[Any]:
+        async def collect_statistics(self) -> list[Any]:
             return []
 
     return Catalogue(served.admission, served.resolver, cast(Any, Dispatcher()), served.control)

@@ -21,7 +21,7 @@ from penstock.pb.v1 import registry_pb2 as pb
 from penstock.pb.v1 import registry_pb2_grpc
 from penstock.wire.channels import Channels
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from tests.registry_bed import RegistryBed, manifest_of, model_of, registry_bed, write_files
 
 WHOLE, BOUND = "psk_whole", "psk_bound"
@@ -87,9 +87,9 @@ class Bound:
 @pytest.fixture
 async def bound(tmp_path: Path) -> AsyncIterator[Bound]:
     guard = Guard("required")
-    guard.keys_changed(FixedKeys())
+    guard.set_keys(FixedKeys())
     async with registry_bed(tmp_path / "data", guard=guard) as bed, AsyncExitStack() as stack:
-        leader = Leader(FixedLeader(bed.address))
+        leader = LeaderClient(FixedLeader(bed.address))
         stack.push_async_callback(leader.close)
         services = HttpServices(bed.registry, guard, leader, leader)
         config = load_config(registry={"http_port": 0})

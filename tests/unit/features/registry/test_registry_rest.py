@@ -17,7 +17,7 @@ from penstock.app.registry_endpoint import HttpServices, open_http_endpoint
 from penstock.core.config import load_config
 from penstock.endpoints.guard import create_open_guard
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.leader_connection import FixedLeader, Leader
+from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from tests.registry_bed import RegistryBed, model_of, registry_bed
 
 ROOT = "/v1/registry"
@@ -60,7 +60,7 @@ class Endpoint:
 async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
     async with registry_bed(tmp_path / "data") as bed, AsyncExitStack() as stack:
         config = load_config(registry={"http_port": 0}, limits={"header_timeout_s": 0.5, "body_timeout_s": 0.5})
-        leader = Leader(FixedLeader(bed.address))
+        leader = LeaderClient(FixedLeader(bed.address))
         stack.push_async_callback(leader.close)
         behind = HttpServices(bed.registry, create_open_guard(), leader, leader)
         address = await open_http_endpoint(config, behind, "127.0.0.1", Certificates(), stack)

@@ -94,7 +94,7 @@ def test_tensors_that_are_not_what_they_claim_are_logged_too(data: bytes) -> Non
 
 def test_the_session_of_a_key_is_logged_as_the_client_named_it() -> None:
     principal = Principal("name", "key-1", frozenset({Scope.INFERENCE}))
-    step = SessionStep(principal.session_id("mine"), 3)
+    step = SessionStep(principal.prefix_session_id("mine"), 3)
     row = logged(InferRequest("m", [], controls=Controls(session=step), principal=principal))
     assert (row.session_id, row.seq_no, row.key_id, row.key_name) == ("mine", 3, "key-1", "name")
 

@@ -25,7 +25,7 @@ class ShadowBed(Bed):
         route = NameRoute(
             MODEL, (BlockShare(old, 1),), shadow=self.shadow_id, shadow_share=0.5, is_compared=is_compared
         )
-        self.resolver.routes_changed([route])
+        self.resolver.set_routes([route])
         self.serving.plans.watch([route])
 
     def copies(self, outcome: str) -> float:

@@ -201,7 +201,7 @@ class Cluster:
         self.gateways.pop(gateway_id).die()
 
     def owner(self, session: str) -> str:
-        return next(iter(self.gateways.values())).sessions._owners.of(session)
+        return next(iter(self.gateways.values())).sessions._owners.find_owner(session)
 
     def session_of(self, gateway_id: str) -> str:
         return next(name for n in range(10_000) if self.owner(name := f"s-{n}") == gateway_id)

@@ -60,7 +60,7 @@ class Opened:
 @asynccontextmanager
 async def opened(served: Served, folder: Path, limits: Limits) -> AsyncIterator[Opened]:
     edge = OipGrpc(cast(Serving, served.serving), served.catalogue, create_open_guard())
-    server = GrpcServer(edge, limits, is_port_shared=False, behind=folder)
+    server = GrpcServer(edge, limits, is_port_shared=False, backend_folder=folder)
     port = await server.start("127.0.0.1", 0, Certificates())
     try:
         yield Opened(port, edge.admission, server)

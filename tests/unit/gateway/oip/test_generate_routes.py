@@ -195,7 +195,7 @@ async def test_generate_accepts_exactly_one_answer_of_a_decoupled_model(client, 
     settings = BlockSettings(task="python", is_decoupled=True)
     found = next(each for each in BLOCKS if each.model == "writer")
     decoupled = replace(found, settings=settings)
-    served.resolver.workers_changed({decoupled.block_id: decoupled})
+    served.resolver.set_held_blocks({decoupled.block_id: decoupled})
     served.serving.parts = [part("once"), part("", is_final=True)]
     assert (await client.post(GENERATE, json={"text_input": "a"})).json()["text_output"] == "once"
     served.serving.parts = [part("once"), part("twice")]

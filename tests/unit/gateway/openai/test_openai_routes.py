@@ -74,8 +74,8 @@ class Streaming:
 @pytest.fixture
 def generating(served: Any) -> Any:
     views = [BlockView(each.block_id, each.model, "1", BlockState.READY, "") for each in BLOCKS]
-    served.resolver.cluster_changed([*served.views, *views])
-    served.resolver.workers_changed({each.block_id: each for each in BLOCKS})
+    served.resolver.set_views([*served.views, *views])
+    served.resolver.set_held_blocks({each.block_id: each for each in BLOCKS})
     return served.serving
 
 

@@ -71,7 +71,7 @@ def test_tools_are_passed_to_the_template():
     assert json.loads(found.request.parameters["tools"]) == [WEATHER, CLOCK]
     assert "response_format" not in found.request.parameters
     assert "tools" not in asked(tools=[WEATHER], tool_choice="none").request.parameters
-    assert asked(tools=[WEATHER], parallel_tool_calls=False).use.is_single
+    assert asked(tools=[WEATHER], parallel_tool_calls=False).tool_use.is_single
 
 
 def test_a_forced_call_sets_a_response_format():

@@ -190,13 +190,13 @@ def test_reads_and_writes_stay_within_the_region(memory, make):
     assert read(memory, "r", 0, 6) == b"234567"
     assert read(memory, "r", 5, 1) == b"7"
     assert read(memory, "r", 6, 0) == b""
-    memory.target("y", RegionPlace("r", 1, 3)).write(Tensor("y", "UINT8", (2,), b"ab"))
+    memory.open_target("y", RegionPlace("r", 1, 3)).write(Tensor("y", "UINT8", (2,), b"ab"))
     assert content(key) == b"012ab56789"
     for offset, size in ((0, 7), (6, 1), (2**63, 1)):
         with pytest.raises(InvalidTensor, match="region 'r', which has 6"):
             read(memory, "r", offset, size)
         with pytest.raises(InvalidTensor, match="region 'r', which has 6"):
-            memory.target("y", RegionPlace("r", offset, size))
+            memory.open_target("y", RegionPlace("r", offset, size))
 
 
 def test_the_bytes_of_a_request_are_limited(memory, make):
@@ -210,7 +210,7 @@ def test_the_bytes_of_a_request_are_limited(memory, make):
 def test_a_truncated_object_fails_only_its_request(memory, make):
     key = make(bytes(8192))
     memory.register("r", key, 0, 8192)
-    target = memory.target("y", RegionPlace("r", 4096, 4096))
+    target = memory.open_target("y", RegionPlace("r", 4096, 4096))
     os.truncate(OBJECTS / key.removeprefix("/"), 4096)
     with pytest.raises(InvalidTensor, match="smaller than it was"):
         read(memory, "r", 4000, 200)
@@ -236,7 +236,7 @@ def test_another_object_with_the_same_key_is_refused(memory, make):
 def test_a_running_request_keeps_its_region(memory, make):
     key = make(bytes(4))
     memory.register("r", key, 0, 4)
-    target = memory.target("y", RegionPlace("r", 0, 4))
+    target = memory.open_target("y", RegionPlace("r", 0, 4))
     client = (OBJECTS / key.removeprefix("/")).open("rb")
     memory.unregister()
     (OBJECTS / key.removeprefix("/")).unlink()
@@ -248,7 +248,7 @@ def test_a_running_request_keeps_its_region(memory, make):
 def test_a_name_registered_again_uses_the_new_region(memory, make):
     old, new = make(b"old"), make(b"new")
     memory.register("r", old, 0, 3)
-    target = memory.target("y", RegionPlace("r", 0, 3))
+    target = memory.open_target("y", RegionPlace("r", 0, 3))
     memory.unregister("r")
     memory.register("r", new, 0, 3)
     assert read(memory, "r", 0, 3) == b"new"
@@ -260,7 +260,7 @@ def test_no_descriptor_stays_open(memory, make):
     memory.register("r", make(), 0, 64)
     gc.collect()
     before = open_files()
-    targets = [memory.target("y", RegionPlace("r", 0, 4)) for _ in range(50)]
+    targets = [memory.open_target("y", RegionPlace("r", 0, 4)) for _ in range(50)]
     read(memory, "r", 0, 4)
     assert open_files() == before + 1
     targets.clear()
@@ -444,7 +444,7 @@ def test_shared_memory_that_is_not_allowed_is_forbidden(tmp_path: Path) -> None:
         lambda: memory.register("r", "/key", 0, 1),
         lambda: memory.status("r"),
         lambda: memory.read("x", place, 0),
-        lambda: memory.target("y", place),
+        lambda: memory.open_target("y", place),
     ):
         with pytest.raises(Forbidden, match="--allow-shared-memory"):
             ask()

@@ -32,8 +32,8 @@ def scorer(name: str) -> BlockDescription:
 
 def deploy(served: Any, *blocks: BlockDescription) -> None:
     every = [*BLOCKS, *blocks]
-    served.resolver.cluster_changed([BlockView(b.block_id, b.model, b.version, BlockState.READY, "") for b in every])
-    served.resolver.workers_changed({b.block_id: b for b in every})
+    served.resolver.set_views([BlockView(b.block_id, b.model, b.version, BlockState.READY, "") for b in every])
+    served.resolver.set_held_blocks({b.block_id: b for b in every})
 
 
 def answers(served: Any, name: str, values: Any, **parameters: Any) -> None:

@@ -12,9 +12,9 @@ def buffer(is_ordered: bool = True, max_requests: int = 100, max_bytes: int = 10
 def send_all(made: StreamBuffer[str]) -> list[str]:
     """Return the answers that are sent now."""
     sent = []
-    while (slot := made.next()) is not None:
+    while (slot := made.peek_slot()) is not None:
         sent.append(slot.answer)
-        made.sent(slot)
+        made.mark_sent(slot)
     return sent
 
 

@@ -32,7 +32,7 @@ class FakeWorker:
 
     def attach(self, receiver: LocalReceiver) -> None:
         self.receiver = receiver
-        receiver.offered([LocalOffer(BLOCK, 2)])
+        receiver.receive_offers([LocalOffer(BLOCK, 2)])
 
     def run(self, task: LocalTask) -> None:
         self.taken.append(task)
@@ -52,7 +52,7 @@ class FakeWorker:
     def wake(self, block_id: str) -> None:
         self.said.append(("wake", block_id))
 
-    def statistics(self) -> Iterable[BlockStatistics]:
+    def collect_statistics(self) -> Iterable[BlockStatistics]:
         return []
 
     def detach(self) -> None:
@@ -65,7 +65,7 @@ class FakeWorker:
     def answer(self, index: int, is_final: bool = True) -> None:
         task = self.taken[index]
         response = InferResponse("", "", "", [], Timing(), is_final=is_final)
-        self.hears().answered(task.job_id, task.attempt, response)
+        self.hears().receive_answer(task.job_id, task.attempt, response)
 
 
 class Gate:
@@ -101,7 +101,7 @@ async def test_a_job_is_passed_on_and_its_answer_returned(gate: Gate) -> None:
     answered = await asking
     assert (answered.model, answered.request_id) == ("m", "first")
     failing = await gate.ask()
-    gate.worker.hears().answered(gate.worker.taken[1].job_id, 1, EngineFailed("no"))
+    gate.worker.hears().receive_answer(gate.worker.taken[1].job_id, 1, EngineFailed("no"))
     with pytest.raises(EngineFailed):
         await failing
 
@@ -111,7 +111,7 @@ async def test_no_more_jobs_are_sent_than_credits_and_a_returned_job_is_sent_aga
     assert len(gate.worker.taken) == 2
     gate.worker.answer(0)
     assert len(gate.worker.taken) == 3
-    gate.worker.hears().handed_back([gate.worker.taken[1].job_id])
+    gate.worker.hears().take_back_jobs([gate.worker.taken[1].job_id])
     assert gate.worker.taken[3].request is gate.worker.taken[1].request
     gate.worker.answer(2)
     gate.worker.answer(3)
@@ -124,11 +124,11 @@ async def test_a_leaving_callers_job_is_cancelled_and_jobs_of_a_removed_block_fa
     await asyncio.gather(asking, return_exceptions=True)
     assert gate.worker.said == [("cancel", gate.worker.taken[0].job_id)]
     waiting = [await gate.ask() for _ in range(3)]
-    gate.worker.hears().offered([])
+    gate.worker.hears().receive_offers([])
     assert gate.offers == [["blk"], []]
-    assert gate.dispatcher.descriptions() == {}
-    gate.worker.hears().handed_back([task.job_id for task in gate.worker.taken[1:]])
-    gate.dispatcher.retire({"blk": ModelNotReady("gone")})
+    assert gate.dispatcher.list_descriptions() == {}
+    gate.worker.hears().take_back_jobs([task.job_id for task in gate.worker.taken[1:]])
+    gate.dispatcher.retire_blocks({"blk": ModelNotReady("gone")})
     for each in waiting:
         with pytest.raises(ModelNotReady):
             await each

@@ -46,7 +46,7 @@ class FakeLane:
     def wake(self, worker: bytes, block_id: str) -> None:
         self.said.append(("wake", worker, block_id))
 
-    async def statistics(self) -> list[BlockStatistics]:
+    async def collect_statistics(self) -> list[BlockStatistics]:
         return [BlockStatistics("blk", "m", "1", inference_count=2)]
 
     def tick(self, now: float) -> None:
@@ -65,7 +65,7 @@ class Bench:
             self.join(lane)
 
     def join(self, lane: FakeLane) -> None:
-        self.dispatcher.joined(lane.worker, [Offer("blk", 1, lane.worker.worker_id)], ())
+        self.dispatcher.add_worker(lane.worker, [Offer("blk", 1, lane.worker.worker_id)], ())
 
     async def ask(self) -> asyncio.Task[InferResponse]:
         asked = asyncio.create_task(self.dispatcher.run(block(), request(), time.monotonic() + 60.0))
@@ -82,7 +82,7 @@ async def test_jobs_are_sent_to_workers_of_every_lane_and_answers_returned() -> 
     asked = [await bench.ask(), await bench.ask()]
     for lane in bench.lanes:
         (job,) = lane.sent
-        bench.dispatcher.answered(lane.worker.key, job.job_id, job.attempt, answer())
+        bench.dispatcher.receive_answer(lane.worker.key, job.job_id, job.attempt, answer())
     responses = await asyncio.gather(*asked)
     assert [(found.model, found.version, found.request_id) for found in responses] == [("m", "1", "r")] * 2
 
@@ -90,16 +90,16 @@ async def test_jobs_are_sent_to_workers_of_every_lane_and_answers_returned() -> 
 async def test_the_job_of_a_worker_that_leaves_its_lane_is_sent_to_another() -> None:
     bench = Bench()
     first, second = bench.lanes
-    bench.dispatcher.left(second.worker, "left")
+    bench.dispatcher.remove_worker(second.worker, "left")
     asked = await bench.ask()
     bench.join(second)
-    bench.dispatcher.left(first.worker, "left")
+    bench.dispatcher.remove_worker(first.worker, "left")
     (job,) = second.sent
     assert job.attempt == 2
-    bench.dispatcher.answered(b"b", job.job_id, job.attempt, EngineFailed("it broke"))
+    bench.dispatcher.receive_answer(b"b", job.job_id, job.attempt, EngineFailed("it broke"))
     with pytest.raises(EngineFailed):
         await asked
-    assert [member.worker_id for member in bench.dispatcher.workers()] == ["b"]
+    assert [member.worker_id for member in bench.dispatcher.list_workers()] == ["b"]
 
 
 async def test_a_cancel_and_a_wake_are_sent_on_the_workers_lane() -> None:
@@ -107,7 +107,7 @@ async def test_a_cancel_and_a_wake_are_sent_on_the_workers_lane() -> None:
     first, second = bench.lanes
     second.worker.dormant = {"blk"}
     bench.dispatcher.wake("blk")
-    bench.dispatcher.left(first.worker, "left")
+    bench.dispatcher.remove_worker(first.worker, "left")
     asked = await bench.ask()
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
@@ -117,7 +117,7 @@ async def test_a_cancel_and_a_wake_are_sent_on_the_workers_lane() -> None:
 
 async def test_statistics_ticks_and_close_apply_to_all_lanes() -> None:
     bench = Bench()
-    (total,) = await bench.dispatcher.statistics()
+    (total,) = await bench.dispatcher.collect_statistics()
     assert total.inference_count == 4
     bench.dispatcher.start()
     await until(lambda: all(lane.ticks for lane in bench.lanes))

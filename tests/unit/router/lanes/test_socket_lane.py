@@ -34,14 +34,14 @@ async def test_a_worker_is_welcomed_and_its_blocks_are_known(bed: Bed) -> None:
     welcome = await worker.join(offer(block(), 3, weight=2.0), offer(block("blk-2"), is_dormant=True), zone="zone-b")
     assert (welcome.gateway_id, welcome.beat_s) == ("gateway-0", 0.05)
     await until(lambda: bed.changes == 1)
-    (known,) = bed.dispatcher.workers()
+    (known,) = bed.dispatcher.list_workers()
     assert (known.key, known.worker_id, known.pid, known.zone) == (b"a", "a", 1, "zone-b")
-    assert (set(known.blocks), known.dormant, known.resident()) == ({"blk", "blk-2"}, {"blk-2"}, {"blk"})
-    assert bed.dispatcher.descriptions() == {"blk": block(), "blk-2": block("blk-2")}
-    (standing,) = bed.dispatcher.slot_states("blk")
+    assert (set(known.blocks), known.dormant, known.list_loaded_blocks()) == ({"blk", "blk-2"}, {"blk-2"}, {"blk"})
+    assert bed.dispatcher.list_descriptions() == {"blk": block(), "blk-2": block("blk-2")}
+    (standing,) = bed.dispatcher.list_slot_states("blk")
     assert (standing.worker, standing.name, standing.credits, standing.weight) == (b"a", "a", 3, 2.0)
     assert (standing.state, standing.distance, standing.in_flight) == ("healthy", ELSEWHERE, 0)
-    assert bed.dispatcher.slot_states("blk-unknown") == []
+    assert bed.dispatcher.list_slot_states("blk-unknown") == []
 
 
 async def test_the_distance_of_a_worker_follows_from_its_host_and_zone(bed: Bed) -> None:
@@ -50,11 +50,11 @@ async def test_the_distance_of_a_worker_follows_from_its_host_and_zone(bed: Bed)
     await bed.worker("b", zone="zone-a")
     await bed.worker("c", zone="zone-c")
     await until(lambda: bed.changes == 3)
-    found = {standing.name: standing.distance for standing in bed.dispatcher.slot_states("blk")}
+    found = {standing.name: standing.distance for standing in bed.dispatcher.list_slot_states("blk")}
     assert found == {"a": SAME_HOST, "b": SAME_ZONE, "c": ELSEWHERE}
     running.kill()
     await running.wait()
-    await until(lambda: len(bed.dispatcher.workers()) == 2)
+    await until(lambda: len(bed.dispatcher.list_workers()) == 2)
     assert bed.counted("workers_lost", reason="died") == 1
 
 
@@ -65,7 +65,7 @@ async def test_a_dead_worker_does_not_join(bed: Bed) -> None:
     worker.say_hello(offer(block()), host=read_host_identity(), pid=gone.pid)
     worker.send(beat=pb.Beat())
     assert (await worker.get_refused()).message == "send hello first"
-    assert bed.dispatcher.workers() == []
+    assert bed.dispatcher.list_workers() == []
     assert not worker.has("welcome")
 
 
@@ -112,7 +112,7 @@ async def test_a_hello_with_another_protocol_version_is_refused(bed: Bed) -> Non
     worker.say_hello(offer(block()), protocol=99)
     refused = await worker.get_refused()
     assert (refused.code, refused.message) == ("wire_error", "protocol 99 is not supported: use 1")
-    assert bed.dispatcher.workers() == []
+    assert bed.dispatcher.list_workers() == []
     assert bed.counted("wire_errors") == 1
 
 
@@ -127,7 +127,7 @@ async def test_a_hello_with_contradictory_offers_is_refused(bed: Bed, wrong: pb.
     worker = bed.peer("a")
     worker.say_hello(wrong)
     assert said in (await worker.get_refused()).message
-    assert bed.dispatcher.workers() == []
+    assert bed.dispatcher.list_workers() == []
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ async def test_invalid_messages_of_a_worker_are_refused(bed: Bed, message: list[
     refused = await worker.get_refused()
     assert refused.code == "wire_error"
     assert said in refused.message
-    assert len(bed.dispatcher.workers()) == 1
+    assert len(bed.dispatcher.list_workers()) == 1
 
 
 async def test_a_second_hello_replaces_the_offers(bed: Bed) -> None:
@@ -178,10 +178,10 @@ async def test_a_second_hello_replaces_the_offers(bed: Bed) -> None:
     await worker.join(offer(block(), 4), offer(other, is_dormant=True))
     await until(lambda: bed.changes == 2)
     assert bed.lost == [(b"a", {"blk-2"})]
-    assert [standing.credits for standing in bed.dispatcher.slot_states("blk")] == [4]
+    assert [standing.credits for standing in bed.dispatcher.list_slot_states("blk")] == [4]
     await worker.join(offer(block(), 4))
     await until(lambda: bed.changes == 3)
-    assert set(bed.dispatcher.descriptions()) == {"blk"}
+    assert set(bed.dispatcher.list_descriptions()) == {"blk"}
     assert len(bed.lost) == 1
 
 
@@ -194,7 +194,7 @@ async def move(bed: Bed, first: Peer, leave: object = None) -> None:
     job = await first.get_job()
     if leave is not None:
         first.send(bye=leave)
-    await until(lambda: not bed.dispatcher.workers())
+    await until(lambda: not bed.dispatcher.list_workers())
     assert bed.lost == [(b"a", {"blk"})]
     second = await bed.worker("b")
     again = await second.get_job()
@@ -253,7 +253,7 @@ class TestSilence:
         heartbeats.add_gateway(welcome.beats)
         await bed.worker("hung")
         await bed.until_counted("workers_lost", reason="silent")
-        assert [member.worker_id for member in bed.dispatcher.workers()] == ["busy"]
+        assert [member.worker_id for member in bed.dispatcher.list_workers()] == ["busy"]
         heartbeats.close()
         await bed.until_counted("workers_lost", 2, reason="silent")
 
@@ -263,7 +263,7 @@ async def test_a_job_for_an_unreachable_worker_is_sent_to_another(bed: Bed) -> N
     await until(lambda: bed.changes == 1)
     first.close()
     answers = []
-    while bed.dispatcher.workers():  # messages_sent before the socket notices are lost until the worker is
+    while bed.dispatcher.list_workers():  # messages_sent before the socket notices are lost until the worker is
         answers.append(bed.ask())
         await asyncio.sleep(0.005)
     assert bed.counted("workers_lost", reason="unreachable") == 1
@@ -282,7 +282,7 @@ async def test_heartbeats_are_sent_in_both_directions(bed: Bed) -> None:
     assert header.beat.sent_ns > 0
     device = WorkerDevice("cuda:0", "GPU-1", "H", 100, 60, 0.5, None, {"blk-m": 40})
     worker.send(beat=pb.Beat(jobs=3, memory_bytes=1000, devices=encode_devices([device])))
-    (known,) = bed.dispatcher.workers()
+    (known,) = bed.dispatcher.list_workers()
     await until(lambda: (known.jobs, known.memory_bytes) == (3, 1000))
     assert known.devices == [device]
 
@@ -321,13 +321,13 @@ async def eject(bed: Bed) -> tuple[BlockDescription, Peer, Peer]:
 async def test_a_failing_worker_is_ejected_probed_and_restored(bed: Bed) -> None:
     frail, first, second = await eject(bed)
     assert bed.lost == [(b"a", {"blk"})]
-    standing = {slot.name: slot for slot in bed.dispatcher.slot_states("blk")}
+    standing = {slot.name: slot for slot in bed.dispatcher.list_slot_states("blk")}
     assert (standing["a"].state, standing["b"].state) == ("ejected", "healthy")
     assert standing["a"].reason == "1 failures in a row; last: it broke"
     bed.ask(frail)
     waiting = bed.ask(frail)
     await second.get_job()
-    assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
+    assert bed.dispatcher.count_jobs_by_block() == {"blk": (1, 1)}
     header, _ = await first.get("probe")
     assert header.probe.block_id == "blk"
     first.send(probe_result=pb.ProbeResult(block_id="blk", problem="still broken"))
@@ -336,7 +336,7 @@ async def test_a_failing_worker_is_ejected_probed_and_restored(bed: Bed) -> None
     first.answer(await first.get_job())
     await waiting
     assert bed.counted("ejections", event="restored") == 1
-    assert {slot.state for slot in bed.dispatcher.slot_states("blk")} == {"healthy"}
+    assert {slot.state for slot in bed.dispatcher.list_slot_states("blk")} == {"healthy"}
 
 
 # --- queries of serving
@@ -359,7 +359,7 @@ async def test_a_dormant_block_is_woken_on_a_worker_that_holds_it(bed: Bed) -> N
 async def test_statistics_are_summed_over_present_and_former_workers(bed: Bed) -> None:
     workers = [await bed.worker(name) for name in "ab"]
     for expected in (6, 6):
-        asked = asyncio.create_task(bed.dispatcher.statistics())
+        asked = asyncio.create_task(bed.dispatcher.collect_statistics())
         for worker in workers:
             header, _ = await worker.get("statistics_query")
             query_id = header.statistics_query.query_id
@@ -369,18 +369,18 @@ async def test_statistics_are_summed_over_present_and_former_workers(bed: Bed) -
         assert (total.block_id, total.model, total.version, total.inference_count) == ("blk", "m", "1", expected)
         if len(workers) == 2:
             workers.pop().send(bye=pb.Bye())
-            await until(lambda: len(bed.dispatcher.workers()) == 1)
+            await until(lambda: len(bed.dispatcher.list_workers()) == 1)
 
 
 async def test_a_worker_that_does_not_answer_counts_with_its_last_statistics(bed: Bed) -> None:
     first, second = await bed.worker("a"), await bed.worker("b")
-    asked = asyncio.create_task(bed.dispatcher.statistics())
+    asked = asyncio.create_task(bed.dispatcher.collect_statistics())
     for worker, count in ((first, 3), (second, 4)):
         header, _ = await worker.get("statistics_query")
         found = BlockStatistics("blk", "m", "1", inference_count=count)
         worker.send_raw(job_messages.encode(encode_statistics(header.statistics_query.query_id, [found])))
     await asked
-    asked = asyncio.create_task(bed.dispatcher.statistics())
+    asked = asyncio.create_task(bed.dispatcher.collect_statistics())
     header, _ = await first.get("statistics_query")
     found = BlockStatistics("blk", "m", "1", inference_count=30)
     first.send_raw(job_messages.encode(encode_statistics(header.statistics_query.query_id, [found])))
@@ -390,21 +390,21 @@ async def test_a_worker_that_does_not_answer_counts_with_its_last_statistics(bed
 
 async def test_a_leaving_workers_statistics_are_not_awaited(bed: Bed) -> None:
     worker = await bed.worker()
-    asked = asyncio.create_task(bed.dispatcher.statistics())
+    asked = asyncio.create_task(bed.dispatcher.collect_statistics())
     await worker.get("statistics_query")
     worker.send(bye=pb.Bye())
     assert await asked == []
-    assert await bed.dispatcher.statistics() == []
+    assert await bed.dispatcher.collect_statistics() == []
 
 
 async def test_a_configured_routing_takes_precedence_over_the_models_own(bed: Bed) -> None:
     hashed = Routing(policy="hash")
     first, second = await bed.worker("a", offer(block(), 1)), await bed.worker("b", offer(block(), 1))
     await until(lambda: bed.changes == 2)
-    assert bed.dispatcher.routing(block()) == Routing()
+    assert bed.dispatcher.get_routing(block()) == Routing()
     bed.dispatcher.set_routings({"blk": hashed})
-    assert bed.dispatcher.routing(block()) == hashed
-    owner = bed.dispatcher.owner("blk", "s")
+    assert bed.dispatcher.get_routing(block()) == hashed
+    owner = bed.dispatcher.find_owner("blk", "s")
     assert owner is not None
     asked = request()
     asked.controls = Controls(shard_key="s")
@@ -414,7 +414,7 @@ async def test_a_configured_routing_takes_precedence_over_the_models_own(bed: Be
         taker.answer(await taker.get_job())
         await answer
     bed.dispatcher.set_routings({})
-    assert bed.dispatcher.routing(block()) == Routing()
+    assert bed.dispatcher.get_routing(block()) == Routing()
     bed.ask(asked=asked)
     bed.ask(asked=asked)
     await asyncio.gather(first.get_job(), second.get_job())
@@ -429,10 +429,10 @@ async def test_a_worker_that_joins_later_gets_the_configured_routing(bed: Bed) -
 
 async def test_the_owner_of_a_key_is_a_known_worker(bed: Bed) -> None:
     await bed.worker()
-    owner = bed.dispatcher.owner("blk", "s")
+    owner = bed.dispatcher.find_owner("blk", "s")
     assert owner is not None
     assert owner.key == b"a"
-    assert bed.dispatcher.owner("blk-unknown", "s") is None
+    assert bed.dispatcher.find_owner("blk-unknown", "s") is None
 
 
 async def test_changed_rules_send_waiting_jobs_with_the_next_tick(bed: Bed) -> None:
@@ -443,6 +443,6 @@ async def test_changed_rules_send_waiting_jobs_with_the_next_tick(bed: Bed) -> N
     bed.ask(asked=asked)
     bed.ask(asked=asked)
     await until(lambda: first.has("job") or second.has("job"))
-    assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
+    assert bed.dispatcher.count_jobs_by_block() == {"blk": (1, 1)}
     bed.dispatcher.set_routings({})
     await asyncio.gather(first.get_job(), second.get_job())

@@ -30,14 +30,14 @@ def places(members: list[Slot]) -> KeyOwners:
 
 
 def owners(found: KeyOwners) -> dict[str, str]:
-    named = {key: found.owner(key) for key in KEYS}
+    named = {key: found.find_owner(key) for key in KEYS}
     return {key: owner.name for key, owner in named.items() if owner is not None}
 
 
 def test_without_workers_a_key_has_no_owner() -> None:
     found = places([slot("w-0")])
     found.remove(next(iter(found._seeds)))
-    assert found.owner("x") is None
+    assert found.find_owner("x") is None
 
 
 def test_every_key_has_an_owner_and_owners_share_the_keys() -> None:
@@ -74,7 +74,7 @@ def test_a_returning_worker_gets_its_keys_back() -> None:
     found = places(members)
     before = owners(found)
     found.remove(members[2])
-    found.owner("x")
+    found.find_owner("x")
     found.add(slot("w-2"))  # its next connection
     assert owners(found) == before
 
@@ -92,7 +92,7 @@ def test_a_long_history_gives_the_same_owners_as_a_fresh_start() -> None:
         elif member not in inside:
             inside.append(member)
             found.add(member)
-        found.owner("x")
+        found.find_owner("x")
     rng.shuffle(inside)
     assert owners(found) == owners(places(inside))
 
@@ -107,7 +107,7 @@ def test_every_gateway_computes_the_same_owner() -> None:
     """Owners are part of the contract between gateways: they must agree, whatever their versions."""
     assert [compute_partition(key) for key in ("", "a", "customer-42", "ключ")] == [692, 559, 3114, 2080]
     found = places([slot(f"worker-{n}") for n in range(4)])
-    assert [owner.name for key in "abcdefgh" if (owner := found.owner(key))] == [
+    assert [owner.name for key in "abcdefgh" if (owner := found.find_owner(key))] == [
         f"worker-{n}" for n in (3, 2, 0, 2, 1, 0, 3, 2)
     ]
 
@@ -124,14 +124,14 @@ def keyed(max_queue: int = 100, without_key: str = "any", key: str = "") -> JobT
 
 def key_of(jobs: JobTable, worker: bytes, skip: int = 0) -> str:
     """Return a key that the worker owns."""
-    return [key for key in KEYS if jobs.owner(BLOCK, key) == worker][skip]
+    return [key for key in KEYS if jobs.find_owner(BLOCK, key) == worker][skip]
 
 
 def test_jobs_with_a_key_wait_for_their_owner_even_without_credits() -> None:
     jobs = keyed()
     key = key_of(jobs, B)
     assert [sent(jobs.submit(job(n, key=key), 0.0)) for n in range(3)] == [[(B, 0)], [(B, 1)], []]
-    assert jobs.lengths()[BLOCK][0] == 1
+    assert jobs.count_jobs()[BLOCK][0] == 1
     assert sent(jobs.submit(job(3, key=key_of(jobs, A)), 0.0)) == [(A, 3)]  # jobs that wait for B do not delay A
     assert sent(jobs.complete(A, 3, 1, 1.0)[1]) == []
     assert sent(jobs.complete(B, 1, 1, 1.0)[1]) == [(B, 2)]
@@ -157,9 +157,9 @@ def test_jobs_waiting_for_a_leaving_worker_are_placed_again() -> None:
     assert sorted(lost) == [0, 1]
     where = {n: worker for worker, n in sent(actions)}
     for n, worker in where.items():
-        assert worker == jobs.owner(BLOCK, first if n % 2 else second)
+        assert worker == jobs.find_owner(BLOCK, first if n % 2 else second)
     assert {0, 1} <= set(where)  # these had run, and are sent first
-    assert len(where) + jobs.lengths()[BLOCK][0] == 6
+    assert len(where) + jobs.count_jobs()[BLOCK][0] == 6
 
 
 def test_jobs_waiting_for_a_draining_worker_are_placed_again() -> None:
@@ -168,8 +168,8 @@ def test_jobs_waiting_for_a_draining_worker_are_placed_again() -> None:
     for n in range(3):
         jobs.submit(job(n, key=key), 0.0)
     actions = jobs.join(B, [], 1.0)
-    assert sent(actions) == [(jobs.owner(BLOCK, key), 2)]
-    assert jobs.lengths()[BLOCK][1] == 3
+    assert sent(actions) == [(jobs.find_owner(BLOCK, key), 2)]
+    assert jobs.count_jobs()[BLOCK][1] == 3
 
 
 def test_jobs_with_a_key_wait_for_the_first_worker_and_move_to_the_owner() -> None:
@@ -179,10 +179,10 @@ def test_jobs_with_a_key_wait_for_the_first_worker_and_move_to_the_owner() -> No
     ((_, first),) = sent(join(jobs, A, 1))
     assert first == 0
     started = sent(join(jobs, B, 50))
-    owned = [n for n in range(1, 40) if jobs.owner(BLOCK, KEYS[n]) == B]
+    owned = [n for n in range(1, 40) if jobs.find_owner(BLOCK, KEYS[n]) == B]
     assert started == [(B, n) for n in owned]
     assert owned
-    assert jobs.lengths()[BLOCK][0] == 39 - len(owned)
+    assert jobs.count_jobs()[BLOCK][0] == 39 - len(owned)
 
 
 def test_the_last_workers_jobs_wait_for_the_next_worker() -> None:
@@ -191,7 +191,7 @@ def test_the_last_workers_jobs_wait_for_the_next_worker() -> None:
     for n in range(3):
         jobs.submit(job(n, key="x"), 0.0)
     jobs.leave(A, 1.0)
-    assert jobs.lengths()[BLOCK][0] == 3
+    assert jobs.count_jobs()[BLOCK][0] == 3
     assert sent(join(jobs, B, 5, 2.0)) == [(B, 0), (B, 1), (B, 2)]
 
 
@@ -207,7 +207,7 @@ def test_a_request_without_a_key_is_refused_if_the_model_requires_one() -> None:
     assert len(jobs) == 0
     with pytest.raises(InvalidRequest, match="'session_id'"):
         keyed(without_key="refuse").submit(job(1), 0.0)
-    assert sent(jobs.submit(job(1, session="s"), 0.0)) == [(jobs.owner(BLOCK, "s"), 1)]
+    assert sent(jobs.submit(job(1, session="s"), 0.0)) == [(jobs.find_owner(BLOCK, "s"), 1)]
 
 
 @pytest.mark.parametrize("policy", ["power_of_two", "round_robin", "weighted", "least_connections", "hash"])
@@ -215,7 +215,7 @@ def test_a_session_stays_on_one_worker_under_every_policy(policy: str) -> None:
     jobs = table(rules(policy, 100))
     for worker in (A, B, C):
         join(jobs, worker, 2)
-    home = jobs.owner(BLOCK, "s-1")
+    home = jobs.find_owner(BLOCK, "s-1")
     assert home is not None
     assert [sent(jobs.submit(job(n, session="s-1"), 0.0)) for n in range(3)] == [[(home, 0)], [(home, 1)], []]
     assert sent(jobs.complete(home, 0, 1, 1.0)[1]) == [(home, 2)]
@@ -232,7 +232,7 @@ def test_a_session_stays_with_its_worker_when_another_gets_its_place() -> None:
     jobs = table(rules(max_queue=100))
     join(jobs, A, 2)
     both = places([slot("worker-a"), slot("worker-b")])
-    moved = next(key for key in KEYS if (owner := both.owner(key)) and owner.name == "worker-b")
+    moved = next(key for key in KEYS if (owner := both.find_owner(key)) and owner.name == "worker-b")
     first = job(1, session=moved)
     jobs.submit(first, 0.0)
     done, _ = jobs.complete(A, 1, 1, 0.0)
@@ -240,7 +240,7 @@ def test_a_session_stays_with_its_worker_when_another_gets_its_place() -> None:
     home = done.home
     assert home == A
     join(jobs, B, 2)
-    assert jobs.owner(BLOCK, moved) == B
+    assert jobs.find_owner(BLOCK, moved) == B
     assert sent(jobs.submit(job(2, session=moved, home=home), 0.0)) == [(A, 2)]
     jobs.leave(A, 1.0)
     assert sent(jobs.submit(job(3, session=moved, home=home), 1.0)) == [(B, 3)]
@@ -256,12 +256,12 @@ def test_a_session_is_on_its_hashs_worker_unless_the_model_keeps_state() -> None
     jobs = table(rules(max_queue=100))
     for worker in (A, B, C):
         join(jobs, worker, 2)
-    home_of = jobs.owner(BLOCK, "s-1")
+    home_of = jobs.find_owner(BLOCK, "s-1")
     assert home_of is not None
     jobs.leave(home_of, 1.0)
-    assert jobs.owner(BLOCK, "s-1") not in (None, home_of)
+    assert jobs.find_owner(BLOCK, "s-1") not in (None, home_of)
     join(jobs, home_of, 2)
-    assert jobs.owner(BLOCK, "s-1") == home_of
+    assert jobs.find_owner(BLOCK, "s-1") == home_of
 
 
 def test_the_older_of_a_bound_and_an_unbound_job_is_sent_first() -> None:
@@ -284,7 +284,7 @@ def test_a_worker_keeps_its_keys_over_a_new_connection() -> None:
     key = key_of(jobs, B)
     jobs.leave(B, 1.0)
     jobs.join(b"another socket", [Offer(BLOCK, 2, B.decode())], 2.0)
-    assert jobs.owner(BLOCK, key) == b"another socket"
+    assert jobs.find_owner(BLOCK, key) == b"another socket"
 
 
 def test_the_owner_depends_on_names_only() -> None:

@@ -29,7 +29,7 @@ def fill(chooser: SlotPolicy, jobs: int) -> Counter[bytes]:
         slot = chooser.choose(0.0)
         assert slot is not None
         slot.in_flight += 1
-        chooser.job_count_changed(slot)
+        chooser.update_job_count(slot)
         given[slot.worker] += 1
     return given
 
@@ -59,7 +59,7 @@ def test_a_policy_chooses_among_its_slots_and_no_others(name: str) -> None:
             chooser.add(slot)
         elif slot in inside:
             slot.in_flight = max(0, slot.in_flight + rng.choice((-1, 1)))
-            chooser.job_count_changed(slot)
+            chooser.update_job_count(slot)
         chosen = chooser.choose(float(step))
         assert (chosen in inside) if inside else chosen is None
 
@@ -87,8 +87,8 @@ def test_the_emptier_of_two_has_the_smaller_share_of_its_credits_in_use() -> Non
 def test_of_two_slots_the_faster_is_chosen() -> None:
     members = slots(10)
     for slot in members:
-        slot.measure(0.01, 0.0)
-    members[0].measure(0.1, 0.0)
+        slot.record_latency(0.01, 0.0)
+    members[0].record_latency(0.1, 0.0)
     chooser = listed(policy("least_latency"), members)
     given = Counter(chosen.worker for _ in range(10_000) if (chosen := chooser.choose(0.0)) is not None)
     assert given[b"0"] < 200  # only if both drawn slots are the slow one
@@ -99,15 +99,15 @@ def test_of_two_slots_the_faster_is_chosen() -> None:
 
 def test_a_slow_slot_is_tried_again_after_a_while() -> None:
     members = slots(2)
-    members[0].measure(0.01, 100.0)
-    members[1].measure(0.1, 0.0)
+    members[0].record_latency(0.01, 100.0)
+    members[1].record_latency(0.1, 0.0)
     chooser = listed(policy("least_latency"), members)
     assert sum(chooser.choose(100.0) is members[1] for _ in range(1000)) > 500
 
 
 def test_an_unmeasured_slot_gets_one_job_first() -> None:
     members = slots(2)
-    members[0].measure(0.01, 0.0)
+    members[0].record_latency(0.01, 0.0)
     chooser = listed(policy("least_latency"), members)
     newcomer = members[1]
     assert sum(chooser.choose(0.0) is newcomer for _ in range(1000)) > 700
@@ -117,10 +117,10 @@ def test_an_unmeasured_slot_gets_one_job_first() -> None:
 
 def test_a_latency_rises_at_once_and_decays_slowly() -> None:
     (slot,) = slots(1)
-    slot.measure(0.1, 0.0)
-    slot.measure(0.5, 1.0)
+    slot.record_latency(0.1, 0.0)
+    slot.record_latency(0.5, 1.0)
     assert slot.latency_s == 0.5
-    slot.measure(0.1, 11.0)  # after one decay time
+    slot.record_latency(0.1, 11.0)  # after one decay time
     assert slot.latency_s == pytest.approx(0.1 + 0.4 * exp(-1))
 
 
@@ -174,12 +174,12 @@ def test_least_connections_always_chooses_one_of_the_emptiest() -> None:
         slot = rng.choice(members)
         if slot.in_flight and rng.random() < 0.6:
             slot.in_flight -= 1
-            chooser.job_count_changed(slot)
+            chooser.update_job_count(slot)
         chosen = chooser.choose(0.0)
         assert chosen is not None
         assert chosen.in_flight == min(slot.in_flight for slot in members)
         chosen.in_flight += 1
-        chooser.job_count_changed(chosen)
+        chooser.update_job_count(chosen)
 
 
 def test_turns_are_proportional_to_weights() -> None:
@@ -242,12 +242,12 @@ def looks(name: str, workers: int) -> float:
         slot = chooser.choose(float(step))
         assert slot is not None
         slot.in_flight += 1
-        chooser.job_count_changed(slot)
+        chooser.update_job_count(slot)
         if step % 4 == 0:
             chooser.remove(slot)
             chooser.add(slot)
         slot.in_flight -= 1
-        chooser.job_count_changed(slot)
+        chooser.update_job_count(slot)
     return Watched.looks / 2000
 
 

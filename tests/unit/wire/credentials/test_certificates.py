@@ -109,7 +109,7 @@ async def test_a_server_of_another_authority_is_not_trusted(world: World, tmp_pa
     async with serving(stranger.server()) as address:
         with pytest.raises(grpc.aio.AioRpcError):
             await ask(world.files(), address)
-    async with serving_http(stranger.server().server_context()) as port:
+    async with serving_http(stranger.server().create_server_context()) as port:
         with pytest.raises(ssl.SSLCertVerificationError):
             await ask_http(create_client_context(world.files()), port)
 
@@ -126,7 +126,7 @@ async def test_callers_are_identified_by_their_certificates(world: World, tmp_pa
     alice, wrong = world.files("alice@example.com"), stranger.files("alice@example.com")
     wrong = TlsFiles(wrong.cert, wrong.key, str(world.folder / CA_FILE))
     certificates = world.server("required")
-    async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
+    async with serving(certificates) as address, serving_http(certificates.create_server_context()) as port:
         assert await ask(alice, address) == "alice@example.com"
         assert (await ask_http(create_client_context(alice), port))[0] == "alice@example.com"
         for caller in (world.files(), wrong):
@@ -139,7 +139,7 @@ async def test_callers_are_identified_by_their_certificates(world: World, tmp_pa
 async def test_an_optional_certificate_can_be_left_out_but_not_be_wrong(world: World, tmp_path: Path) -> None:
     stranger = World(tmp_path / "stranger").files("alice@example.com")
     wrong = TlsFiles(stranger.cert, stranger.key, str(world.folder / CA_FILE))
-    async with serving_http(world.server("optional").server_context()) as port:
+    async with serving_http(world.server("optional").create_server_context()) as port:
         assert (await ask_http(create_client_context(world.files("alice@example.com")), port))[0] != ""
         assert (await ask_http(create_client_context(world.files()), port))[0] == ""
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -149,7 +149,7 @@ async def test_an_optional_certificate_can_be_left_out_but_not_be_wrong(world: W
 async def test_new_files_are_used_without_a_restart(world: World) -> None:
     certificates, alice = world.server("required"), world.files("alice@example.com")
     context = create_client_context(alice)
-    async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
+    async with serving(certificates) as address, serving_http(certificates.create_server_context()) as port:
         shown = [await served(address, context), (await ask_http(context, port))[1]["serialNumber"]]
         assert shown[0] == shown[1]
         assert not certificates.reload()
@@ -167,7 +167,7 @@ async def test_a_new_authority_is_trusted_without_a_restart(world: World, tmp_pa
     certificates = world.server("required")
     bob = other.files("alice@example.com")
     bob_there = TlsFiles(bob.cert, bob.key, str(world.folder / CA_FILE))
-    async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
+    async with serving(certificates) as address, serving_http(certificates.create_server_context()) as port:
         with pytest.raises(grpc.aio.AioRpcError):
             await ask(bob_there, address)
         contexts = create_client_context(world.files("alice@example.com")), create_client_context(bob_there)
@@ -207,7 +207,7 @@ def test_a_certificate_must_match_at_the_start(world: World) -> None:
 
 async def test_only_modern_tls_versions_are_supported(world: World) -> None:
     certificates = world.server()
-    async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
+    async with serving(certificates) as address, serving_http(certificates.create_server_context()) as port:
         for target in (int(address.rpartition(":")[2]), port):
             for greeting in (hello(0x0301), hello(0x0302)):
                 answer = await asyncio.to_thread(greet, target, greeting)

@@ -93,9 +93,9 @@ def test_an_encrypted_key_is_reported(folder: Path) -> None:
 
 
 def test_a_rewritten_file_is_a_new_one(folder: Path) -> None:
-    before = files(folder).stamps()
-    assert files(folder).stamps() == before
+    before = files(folder).read_stamps()
+    assert files(folder).read_stamps() == before
     Authority.open(folder).issue("server", ["127.0.0.1"])
-    assert files(folder).stamps() != before
+    assert files(folder).read_stamps() != before
     (folder / "server.pem").unlink()
-    assert files(folder).stamps()[0] == (-1,)
+    assert files(folder).read_stamps()[0] == (-1,)

@@ -13,10 +13,10 @@ import pytest
 
 from penstock.core.tensors import Tensor, from_array, to_array
 from penstock.wire.ipc.arena import Arena
-from penstock.wire.ipc.ipc_channel import Channel, PeerGone
+from penstock.wire.ipc.ipc_channel import IpcChannel, PeerGone
 from penstock.wire.ipc.ipc_messages import MAX_INLINE_BYTES, Inbox, Message
 
-Ends = tuple[Channel, Channel, socket.socket, Arena]
+Ends = tuple[IpcChannel, IpcChannel, socket.socket, Arena]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def ends() -> Iterator[Ends]:
     left, right = socket.socketpair()
     forth, back = Arena.create(), Arena.create()
     theirs = [Arena(os.dup(arena.fd)) for arena in (forth, back)]
-    yield Channel(left, [forth], [back]), Channel(right, [theirs[1]], [theirs[0]]), right, forth
+    yield IpcChannel(left, [forth], [back]), IpcChannel(right, [theirs[1]], [theirs[0]]), right, forth
     left.close()
     right.close()
     for arena in (forth, back, *theirs):

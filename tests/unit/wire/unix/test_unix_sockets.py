@@ -164,7 +164,7 @@ async def test_messages_over_the_limit_are_refused(bed: Bed) -> None:
     await until(lambda: len(bed.heard) == 1)
     dealer.send([b"x" * 200_000])
     dealer.send([b"behind it, and lost with it"])
-    await until(lambda: dealer._stream is None or not bed.router._known)
+    await until(lambda: dealer._stream is None or not bed.router._streams_by_identity)
     await until(lambda: dealer.send([b"on a new connection"]) and bed.heard[-1][1] == [b"on a new connection"])
 
 
@@ -174,7 +174,7 @@ async def test_a_peer_that_does_not_read_gets_messages_up_to_the_limit(
     monkeypatch.setattr("penstock.wire.unix.unix_stream.MAX_WAITING_BUFFERS", 50)
     silent = bed.raw()
     silent.sendall(b"".join(bytes(part) for part in encode([b"silent"])[0]))
-    await until(lambda: b"silent" in bed.router._known)
+    await until(lambda: b"silent" in bed.router._streams_by_identity)
     sent = 0
     while bed.router.send(b"silent", [b"x" * 100_000]):
         sent += 1
@@ -204,7 +204,7 @@ async def test_a_handler_can_close_the_socket_or_fail(bed: Bed) -> None:
     await until(lambda: bed.heard)
     for word in (b"fail", b"go on", b"close", b"too late"):
         bed.router.send(b"w", [word])
-    await until(lambda: b"w" not in bed.router._known)
+    await until(lambda: b"w" not in bed.router._streams_by_identity)
     assert heard == [b"fail", b"go on", b"close"]
     assert [type(error) for error in failures] == [ValueError]
     assert not dealer.send([b"x"])
