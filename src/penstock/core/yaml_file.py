@@ -170,7 +170,7 @@ def _find_similar(schema: type[BaseModel], location: Location) -> list[str]:
 
 
 def _list_removed_names(schema: type[BaseModel], location: Location) -> set[str]:
-    """Return the dotted names of an unknown key, of the most similar known key, and of the section with both."""
+    """Return dotted names that may be removed settings: the unknown key, a similar known key, and their section."""
     above = [str(part) for part in location[:-1] if not isinstance(part, int)]
     return {".".join([*above, str(last)]) for last in (location[-1], *_find_similar(schema, location))} | {
         ".".join(above)

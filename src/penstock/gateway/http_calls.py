@@ -103,7 +103,7 @@ class RestCalls:
         return await self.run_off_loop(len(call.body), lambda: parse_multipart(kind, call.take_body()))
 
     async def run_off_loop(self, size_bytes: int, decode: Callable[[], T]) -> T:
-        """Run `decode`, which decodes a message of this size: in a thread if it is large."""
+        """Run `decode` on a message of this size, in a thread if the message is large."""
         return decode() if size_bytes <= LARGE_BYTES else await self._large.decode(size_bytes, decode)
 
     async def create_answer(
@@ -118,7 +118,7 @@ class RestCalls:
         )
 
     async def encode(self, size_bytes: int, encode_answer: Callable[[], T]) -> T:
-        """Return the result of `encode_answer`, which encodes a large answer, in a thread."""
+        """Run `encode_answer`, which encodes a large answer, in a thread; return its result."""
         return await self._large.encode(size_bytes, encode_answer)
 
     def check_texts(self, key: str, texts: list[Any]) -> None:

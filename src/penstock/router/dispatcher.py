@@ -40,7 +40,7 @@ TICK_S = 0.02
 
 
 class Dispatcher:
-    """Runs jobs: owns the job table and the list of workers on all lanes. Used from one event loop."""
+    """Runs jobs: owns the job table and the list of workers on all lanes (transports). Used from one event loop."""
 
     def __init__(
         self,

@@ -182,7 +182,7 @@ class JobTable:
     # --- workers
 
     def join(self, worker: bytes, offers: Iterable[Offer], now: float) -> list[Action]:
-        """Set the blocks and credits that a worker offers; other blocks of the worker get no more jobs there."""
+        """Set the blocks that a worker offers, with the jobs that it accepts; its other blocks get no more jobs."""
         offered = {offer.block_id: offer for offer in offers}
         for block_id in offered:
             if block_id not in self._queues:
@@ -299,7 +299,7 @@ class JobTable:
     # --- internals
 
     def _remove_job(self, job: Job) -> Slot | None:
-        """Remove an unanswered job; return the slot that ran the job. The caller must assign the slot's free credit."""
+        """Remove an unanswered job; return the slot that ran it, to which the caller must assign a waiting job."""
         queue = self._queues[job.block_id]
         queue.unanswered += 1
         slot = job.slot

@@ -87,7 +87,7 @@ class Recalls:
 
 
 class Queue:
-    """Holds a block's slots and waiting jobs, and assigns jobs to slots.
+    """Holds a block's slots and waiting jobs, and assigns jobs to slots. A slot with n credits runs at most n jobs.
 
     Invariant: a job waits in `line` only if no slot has a credit left, and in a slot's own line only if that slot has
     no credit left.

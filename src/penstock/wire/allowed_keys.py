@@ -21,7 +21,7 @@ MAX_REQUEST_BYTES = 1024
 
 
 class AllowedKeys:
-    """Answers ZeroMQ's requests from a set of accepted public keys. A process has one AllowedKeys on one event loop."""
+    """Answers ZeroMQ's authentication requests from a set of accepted public keys. A process has only one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

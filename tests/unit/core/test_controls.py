@@ -54,7 +54,7 @@ def test_a_timeout_does_not_change_the_queue_timeout_otherwise() -> None:
     assert not reader(LEVELS).may_override_timeout(found)
 
 
-def test_a_session_by_either_name() -> None:
+def test_a_session_is_read_from_either_parameter() -> None:
     ours = reader().read({"session_id": "s", "seq_no": 3}).session
     tritons = reader().read({"sequence_id": 7, "sequence_start": True, "sequence_end": False}).session
     assert ours == SessionStep("s", 3)

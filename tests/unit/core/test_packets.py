@@ -49,7 +49,7 @@ def test_metadata_without_numbers_is_plain_json() -> None:
     assert file == PacketFile({"n": None}, b"1")
 
 
-def test_tensors_that_are_no_packet_are_refused() -> None:
+def test_tensors_that_are_not_a_packet_are_refused() -> None:
     arrays = pack_packet(PACKET)
     for name, value in (("metadata", [b"{", b""]), ("data", [b"\xff"]), ("files", [b""])):
         column = np.empty(len(value), dtype=object)

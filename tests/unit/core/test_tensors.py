@@ -73,7 +73,7 @@ def test_non_contiguous_arrays_are_sent_in_order() -> None:
     assert bytes(from_array("t", array).data) == np.ascontiguousarray(array).tobytes()
 
 
-def test_empty_and_scalar_arrays() -> None:
+def test_empty_and_scalar_arrays_round_trip() -> None:
     assert from_array("t", np.empty((0, 3), np.float32)).shape == (0, 3)
     assert bytes(from_array("t", np.array(2, np.float32)).data) == np.float32(2).tobytes()
 

@@ -76,7 +76,7 @@ def test_valid_settings_of_a_faulty_file_are_kept(tmp_path: Path) -> None:
         ("xyz: 1\n", "unknown key 'xyz'; known keys: batching, cache, "),
     ],
 )
-def test_messages_of_faults(tmp_path: Path, text: str, message: str) -> None:
+def test_faults_have_plain_messages(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_yaml(write(tmp_path, "model.yaml", text), ModelSettings)
 
@@ -152,7 +152,7 @@ def test_faults_of_a_version_name_the_file_at_fault(tmp_path: Path, base: str, t
     assert any(expected in message for message in found), found
 
 
-def test_all_faults_of_a_version(tmp_path: Path) -> None:
+def test_all_faults_of_a_version_are_reported(tmp_path: Path) -> None:
     assert len(over(tmp_path, "task: tensor\n", "task: embed\ntags: [x]\nprecision: 3\nsize: 1\n")) == 4
 
 

@@ -32,5 +32,5 @@ def test_the_names_are_those_of_the_certificate(tmp_path: Path) -> None:
     assert set(names) >= {"alice@example.com", "alice.example.com", "10.0.0.7"}
 
 
-def test_what_is_no_certificate_has_no_names() -> None:
+def test_an_invalid_certificate_has_no_names() -> None:
     assert read_metadata_identity([("x-penstock-certificate", "alice")]).certificate == ()

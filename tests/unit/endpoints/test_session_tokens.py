@@ -53,7 +53,7 @@ def test_a_token_expires_no_later_than_its_key() -> None:
     assert not reader._verified
 
 
-def test_only_the_given_clock_counts() -> None:
+def test_tokens_expire_by_the_given_clock() -> None:
     future = 2.0**33
     assert tokens(FIRST).read_token(sign_token(FIRST, ASKER, "blk-a", future).text, future).key_id == "key-1"
 
@@ -167,7 +167,7 @@ def test_a_token_allows_nothing_but_inference_whatever_its_scopes_are() -> None:
     assert tokens(FIRST).read_token(token, NOW).scopes == frozenset()
 
 
-def test_a_text_that_cannot_be_a_token_is_refused_as_such() -> None:
+def test_a_text_that_is_not_a_token_is_refused() -> None:
     reader, neither = tokens(FIRST), "neither an API key nor a session token"
     assert neither in refusal(reader, "a.b")
     assert neither in refusal(reader, ".".join(("a" * 4093, "b", "c")))

@@ -109,7 +109,7 @@ async def test_callers_without_limits_get_no_headers(served: Served, client: htt
 
 
 @pytest.mark.parametrize("path", [V1[0], V2[0]])
-async def test_a_certain_refusal_comes_before_the_body(served: Served, client: httpx.AsyncClient, path: str) -> None:
+async def test_a_limit_refuses_before_the_body_is_read(served: Served, client: httpx.AsyncClient, path: str) -> None:
     settings = AccessSettings(anonymous_limits=KeyLimitSettings(requests_per_s=0.1))
     meter = served.serving.meter = Meter(MemoryLimitStore(), settings, LimitMetrics(served.registry))
     await meter.take(InferRequest("echo", [], client="127.0.0.1"), served.resolver.resolve("echo", ""))

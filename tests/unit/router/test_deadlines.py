@@ -7,7 +7,7 @@ def make(gone: set[str]) -> Deadlines[str]:
     return Deadlines(lambda key, when: key not in gone)
 
 
-def test_keys_come_in_the_order_of_their_times_and_those_of_one_time_as_they_were_added() -> None:
+def test_keys_come_in_order_of_time_and_then_of_addition() -> None:
     deadlines = make(set())
     for when, key in ((2.0, "c"), (1.0, "b"), (1.0, "a"), (3.0, "d")):
         deadlines.add(when, key)
@@ -18,7 +18,7 @@ def test_keys_come_in_the_order_of_their_times_and_those_of_one_time_as_they_wer
     assert deadlines.peek_time() is None
 
 
-def test_a_key_that_no_longer_counts_is_not_due() -> None:
+def test_a_stale_key_is_not_due() -> None:
     gone: set[str] = set()
     deadlines = make(gone)
     deadlines.add(1.0, "a")
@@ -27,7 +27,7 @@ def test_a_key_that_no_longer_counts_is_not_due() -> None:
     assert deadlines.pop(2.0) == "b"
 
 
-def test_keys_that_no_longer_count_are_removed_when_they_are_many() -> None:
+def test_stale_keys_are_removed_when_there_are_many() -> None:
     gone = {"x"}
     deadlines = make(gone)
     deadlines.add(9.0, "a")

@@ -55,7 +55,7 @@ def bed() -> Bed:
         ({"is_decoupled": True}, False, True),
     ],
 )
-def test_a_plan_contains_the_way_of_requests(
+def test_a_plan_contains_the_settings_of_its_block(
     bed: Bed, settings: dict[str, Any], is_cached: bool, is_decoupled: bool
 ) -> None:
     plan = bed.plans.find_plan(block(timeouts={"request_s": 4.0}, **settings))

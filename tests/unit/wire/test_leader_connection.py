@@ -210,7 +210,7 @@ async def test_a_failing_channel_is_reopened_with_new_certificates(tmp_path: Pat
     await server.stop(0)
 
 
-async def test_attending_continues_after_every_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_once_can_be_repeated_after_every_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_module, "RETRY_S", 0.0)
     monkeypatch.setattr(leader_module, "MAX_RETRY_S", 0.0)
     leader = LeaderClient(FixedLeader("127.0.0.1:1"))

@@ -29,7 +29,7 @@ class PacketCalls:
         self._requests = requests
 
     async def prepare(self, packet: BlockPacket, request: InferRequest) -> PacketInputs:
-        """Complete the packet's request, in which the caller is set. Return the inputs, which serving binds to a block.
+        """Set the block, packet and inputs of a request whose caller is set; return the inputs, to be bound later.
 
         If the packet names its block, large data is decoded here, in a thread, instead of while the request is served.
         """

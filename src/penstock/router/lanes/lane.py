@@ -68,7 +68,7 @@ class Lane(Protocol):
 
 
 class LaneOwner(Protocol):
-    """Receives the events of lanes; the dispatcher is the only implementation."""
+    """Receives the events of lanes (transports to workers); the dispatcher is the only implementation."""
 
     def count_jobs(self) -> int:
         """Return how many jobs wait or run."""

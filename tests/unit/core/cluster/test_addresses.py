@@ -16,7 +16,7 @@ from penstock.core.cluster.addresses import Address, is_loopback, parse_address
         ("[fd00::1]", Address("fd00::1")),
     ],
 )
-def test_a_host_and_a_port(text: str, address: Address) -> None:
+def test_addresses_with_host_and_port_are_parsed(text: str, address: Address) -> None:
     assert parse_address(text) == address
     assert parse_address(str(address)) == address
 

@@ -42,7 +42,7 @@ def test_too_many_files_or_fields_are_refused_unparsed() -> None:
     assert isinstance(read(field + file), RequestTooLarge)
 
 
-def test_a_message_that_is_no_packet_is_refused() -> None:
+def test_a_message_that_is_not_a_packet_is_refused() -> None:
     for data in (b"\xff", b"\xff" * (LARGE_BYTES + 1), large(LARGE_BYTES)[:-1]):
         error = read(data)
         assert isinstance(error, InvalidRequest)

@@ -124,7 +124,7 @@ def test_typed_contents_of_every_datatype(datatype: str, field: str, values: lis
     assert decode_request(typed(datatype, field, []), "grpc").inputs == [Tensor("x", datatype, (0,), b"")]
 
 
-def test_typed_bytes() -> None:
+def test_typed_bytes_are_decoded() -> None:
     values = [b"", "zażółć".encode(), b"\xff\0"]
     request = decode_request(typed("BYTES", "bytes_contents", values), "grpc")
     assert request.inputs == [Tensor("x", "BYTES", (3,), pack_bytes(values))]

@@ -51,7 +51,7 @@ def with_binary(message: Any, *buffers: bytes) -> dict[str, Any]:
 # --- inference as JSON
 
 
-async def test_json_tensors_in_and_out(served, client):
+async def test_tensors_are_json_in_request_and_answer(served, client):
     answer = await client.post(INFER, json={"id": "r1", "inputs": [tensor()]})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
@@ -65,7 +65,7 @@ async def test_json_tensors_in_and_out(served, client):
     assert (request.model, request.version, request.protocol, request.size_bytes) == ("echo", "", "rest", 8)
 
 
-async def test_version_in_the_path(served, client):
+async def test_a_version_in_the_path_is_used(served, client):
     await client.post("/v2/models/echo/versions/2/infer", json={"inputs": [tensor()]})
     assert served.serving.last.version == "2"
 
@@ -96,7 +96,7 @@ async def test_every_datatype_as_json(served, client, datatype):
     assert to_array(served.serving.last.inputs[0]).tolist() == [expected]
 
 
-async def test_nested_data(served, client):
+async def test_nested_data_is_decoded(served, client):
     nested = [[[1, 2], [3, 4], [5, 6]]]
     answer = await client.post(INFER, json={"inputs": [tensor(nested, shape=[1, 3, 2])]})
     assert answer.json()["outputs"][0]["data"] == [1, 2, 3, 4, 5, 6]
@@ -110,7 +110,7 @@ async def test_empty_and_scalar_tensors(client, shape, data):
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-async def test_halves_are_refused_in_json(served, client, datatype):
+async def test_half_precision_is_refused_in_json(served, client, datatype):
     answer = await client.post(INFER, json={"inputs": [tensor(datatype=datatype)]})
     assert answer.status_code == 400
     assert "binary" in answer.json()["error"]
@@ -145,13 +145,13 @@ async def test_parameters_are_passed_on_and_echoed(served, client):
     assert answer.json()["parameters"] == sent
 
 
-async def test_parameters_of_the_answer_are_given(served, client):
+async def test_parameters_of_the_answer_are_returned(served, client):
     answer_with(served, np.zeros(1, np.int8), tokens=12)
     answer = await client.post(INFER, json={"inputs": [tensor()], "parameters": {"mine": 1}})
     assert answer.json()["parameters"] == {"mine": 1, "tokens": 12}
 
 
-async def test_output_selection(served, client):
+async def test_only_requested_outputs_are_returned(served, client):
     await client.post(INFER, json={"inputs": [tensor()], "outputs": [{"name": "b"}, {"name": "a"}]})
     assert served.serving.last.outputs == ["b", "a"]
 
@@ -176,7 +176,7 @@ async def test_invalid_timeouts_are_refused(client, value):
 # --- binary tensors
 
 
-async def test_binary_in_and_out(served, client):
+async def test_tensors_are_binary_in_request_and_answer(served, client):
     data = np.array([1.5, 2.5], np.float32).tobytes()
     item = tensor(parameters={"binary_data_size": 8})
     del item["data"]
@@ -214,12 +214,12 @@ async def test_each_output_chooses_binary_or_json(served, client):
     assert answer.content[int(answer.headers[LENGTH]) :] == bytes(6) + b"\1\0"
 
 
-async def test_a_header_length_without_binary_data(client):
+async def test_a_header_length_without_binary_data_is_accepted(client):
     answer = await client.post(INFER, **with_binary({"inputs": [tensor()]}))
     assert answer.status_code == 200
 
 
-async def test_raw_binary_request(served, client):
+async def test_a_raw_binary_request_is_answered(served, client):
     data = np.arange(6, dtype=np.float32).tobytes()
     answer = await client.post(INFER, content=data, headers={LENGTH: "0"})
     assert answer.status_code == 200, answer.text
@@ -240,7 +240,7 @@ async def test_invalid_raw_requests_are_refused(client, model, body):
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-async def test_compressed_requests(served, client, encoding, pack):
+async def test_compressed_requests_are_decompressed(served, client, encoding, pack):
     sent = with_binary({"inputs": [tensor()]})
     sent["headers"]["content-encoding"] = encoding
     answer = await client.post(INFER, content=pack(sent["content"]), headers=sent["headers"])
@@ -248,7 +248,7 @@ async def test_compressed_requests(served, client, encoding, pack):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_compressed_answers(served, client, encoding):
+async def test_answers_are_compressed_on_request(served, client, encoding):
     answer_with(served, np.zeros(100_000, np.float32))
     message = {"inputs": [tensor()], "parameters": {"binary_data_output": True}}
     answer = await client.post(INFER, json=message, headers={"accept-encoding": encoding})

@@ -101,14 +101,14 @@ def test_logprobs_are_requested_as_outputs():
 
 
 @pytest.mark.parametrize(("prompt", "texts"), [("a", [b"a"]), (["a", "ż"], [b"a", "ż".encode()])])
-def test_prompts_of_text(prompt, texts):
+def test_text_prompts_are_read(prompt, texts):
     found = completion(prompt=prompt, echo=True)
     (tensor,) = found.request.inputs
     assert (tensor.name, unpack_bytes(tensor)) == ("text_input", texts)
     assert found.request.parameters == {"max_tokens": 16, "echo": True}
 
 
-def test_prompts_of_tokens():
+def test_token_prompts_are_read():
     (one,) = completion(prompt=[1, 2, 3]).request.inputs
     assert (one.name, to_array(one).tolist()) == ("input_ids", [1, 2, 3])
     ids, lengths = completion(prompt=[[1, 2], [3]]).request.inputs

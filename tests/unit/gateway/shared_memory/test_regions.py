@@ -302,7 +302,7 @@ def test_grpc_inputs_from_memory_between_raw_ones(memory, make):
     assert [bytes(t.data) for t in request.inputs] == [np.float32(7).tobytes(), FLOATS.tobytes(), b"\3"]
 
 
-def test_grpc_inputs_from_memory_alone(memory, make):
+def test_grpc_inputs_can_all_be_in_shared_memory(memory, make):
     memory.register("r", make(FLOATS.tobytes()), 0, 8)
     message = pb.ModelInferRequest(model_name="m")
     shared(message.inputs.add(name="x", datatype="FP32", shape=[1, 2]), "r", 8)
@@ -325,7 +325,7 @@ def test_incomplete_grpc_parameters_are_refused(memory, make, missing):
         decode_request(message, "grpc", memory)
 
 
-def test_grpc_outputs_into_memory(memory, make):
+def test_grpc_outputs_are_written_to_shared_memory(memory, make):
     key = make(bytes(16))
     memory.register("r", key, 0, 16)
     message = pb.ModelInferRequest(model_name="m")
@@ -408,7 +408,7 @@ def test_invalid_rest_inputs_are_refused(memory, make, changed, message):
         decode_infer(encoded(inputs=[tensor("x", **changed)]), NOTHING, memory)
 
 
-def test_rest_outputs_into_memory(memory, make):
+def test_rest_outputs_are_written_to_shared_memory(memory, make):
     key = make(bytes(16))
     memory.register("r", key, 0, 16)
     outputs = [

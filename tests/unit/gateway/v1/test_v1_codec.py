@@ -248,7 +248,7 @@ def test_infinity_is_refused(is_map: bool) -> None:
     )
 
 
-def test_only_plain_values_can_hold_halves_and_binary_bytes() -> None:
+def test_only_plain_values_can_hold_half_precision_and_binary_bytes() -> None:
     for output, says in [
         (from_array("y", np.array([1], np.float16)), "output 'y' is FP16"),
         (from_array("y", np.array([b"\xff"], dtype=object)), "output 'y' has bytes that are not UTF-8"),

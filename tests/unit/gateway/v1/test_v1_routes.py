@@ -228,7 +228,7 @@ async def test_infer_fills_in_fixed_dimensions(served, client):
     assert served.serving.last.inputs[0].shape == (2, 1)
 
 
-async def test_infer_with_halves(served, client):
+async def test_infer_with_half_precision(served, client):
     body = {"model": "pair", "inputs": {"a": [[2**62]], "h": [0.5, -2]}}
     answer = await client.post("/v1/infer", json=body)
     assert answer.json()["outputs"] == {"a": [[2**62]], "h": [0.5, -2.0]}

@@ -70,12 +70,12 @@ def test_random_gives_every_slot_the_same_share() -> None:
     assert all(800 < count < 1200 for count in given.values())
 
 
-def test_the_emptier_of_two_keeps_loads_close_together() -> None:
+def test_power_of_two_keeps_loads_close_together() -> None:
     given = fill(listed(policy("power_of_two"), slots(100)), 10_000)
     assert max(given.values()) - min(given.values()) <= 12  # with a purely random choice about 50
 
 
-def test_the_emptier_of_two_has_the_smaller_share_of_its_credits_in_use() -> None:
+def test_power_of_two_compares_the_shares_of_credits_in_use() -> None:
     members = slots(10, credits=100)
     for slot in members[5:]:
         slot.credits = 400
@@ -84,7 +84,7 @@ def test_the_emptier_of_two_has_the_smaller_share_of_its_credits_in_use() -> Non
     assert small < 400  # a quarter of the pairs are two small slots; by counts alone it would be half
 
 
-def test_of_two_slots_the_faster_is_chosen() -> None:
+def test_least_latency_chooses_the_faster_of_two_slots() -> None:
     members = slots(10)
     for slot in members:
         slot.record_latency(0.01, 0.0)

@@ -38,7 +38,7 @@ def test_growth_that_messages_explain_cuts_nobody() -> None:
     assert memory.check(model, Traffic({"calls": 80 * MIB, "idle": 20_000}, {"calls": 80 * MIB}), 0.6) == set()
 
 
-def test_growth_beyond_a_bound_cuts_those_who_sent_much_of_anything_but_messages() -> None:
+def test_growth_beyond_a_bound_cuts_peers_that_sent_many_bytes_outside_messages() -> None:
     memory = HeaderMemory()
     memory.check(HELD, Traffic({}, {}), 0.0)
     received = {"mixed": LARGE_GROWTH_BYTES, "honest": 90 * MIB}

@@ -65,7 +65,7 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
 
 
 @given(st.lists(st.binary(max_size=70), max_size=6))
-def test_frames_are_unchanged_and_aligned_for_arrays(frames: list[bytes]) -> None:
+def test_parts_are_unchanged_and_aligned_for_arrays(frames: list[bytes]) -> None:
     parts, size = encode(frames)
     message = np.frombuffer(b"".join(parts), np.uint8)
     assert len(message) == size
@@ -89,7 +89,7 @@ async def test_messages_of_all_sizes_keep_their_order_in_both_directions(bed: Be
     assert bed.answers == messages
 
 
-async def test_arrays_of_any_type_and_many_frames_arrive(bed: Bed) -> None:
+async def test_arrays_of_any_type_and_many_parts_arrive(bed: Bed) -> None:
     dealer = bed.dial()
     numbers = np.arange(100_000, dtype=np.float64)
     frames: list[Buffer] = [numbers.data, *(b"x" * (number % 5) for number in range(2000))]
