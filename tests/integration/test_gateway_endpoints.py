@@ -282,7 +282,7 @@ async def test_two_keys_in_one_request_are_refused(client: httpx.AsyncClient, ch
 async def test_health_reveals_no_models_to_strangers(
     roles: RunningRoles, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Catalogue, "unreadiness", lambda self: f"model '{HIDDEN}' has no worker")
+    monkeypatch.setattr(Catalogue, "explain_unreadiness", lambda self: f"model '{HIDDEN}' has no worker")
     for path, status in (("/healthz", 200), ("/readyz", 503), ("/v2/health/live", 200), ("/v2/health/ready", 503)):
         answer = await client.get(path)
         assert answer.status_code == status

@@ -27,7 +27,7 @@ class HealthApp:
         find_problem: Callable[[], Awaitable[str]],
         get_registry: Callable[[], CollectorRegistry],
     ) -> None:
-        """Create the application. `find_problem` returns why the role is not ready, or an empty string."""
+        """Create the application. `find_problem` returns why the process is not ready, or an empty string."""
         self._http_guard = http_guard
         self._find_problem = find_problem
         self._get_registry = get_registry

@@ -180,7 +180,7 @@ def _make_file_tensors(
             unnamed.append(file)
         elif not isinstance(name, str) or name not in specs:
             raise InvalidTensor(
-                f"a file's metadata has the input {str(name)[:MAX_SHOWN_CHARS]!r}; the model takes {', '.join(specs)}"
+                f"a file's metadata names the unknown input {str(name)[:MAX_SHOWN_CHARS]!r}: use {', '.join(specs)}"
             )
         else:
             by_input.setdefault(name, []).append(file)

@@ -172,7 +172,10 @@ class SocketLane:
             else:
                 if kind in ("result", "results"):
                     self._metrics.late_replies.inc()  # from a worker that was removed as silent
-                raise WireError("send hello first", reason=job_messages.UNKNOWN_WORKER)
+                raise WireError(
+                    "the gateway does not know this worker: send a hello message first",
+                    reason=job_messages.UNKNOWN_WORKER,
+                )
         except WireError as error:
             self._metrics.wire_errors.inc()
             log.debug("wire_error", peer=identity.hex(), error=error.message)
@@ -199,7 +202,7 @@ class SocketLane:
             case "bye":
                 self._remove(member.key, LEFT)
             case _:
-                raise WireError(f"a worker does not send {kind}")
+                raise WireError(f"unexpected message '{kind}' from a worker")
 
     def _on_result(self, identity: bytes, result: pb.Result, message: list[Buffer]) -> None:
         if result.HasField("failure"):
@@ -224,7 +227,7 @@ class SocketLane:
 
     def _on_hello(self, identity: bytes, hello: pb.Hello) -> None:
         if hello.protocol != job_messages.PROTOCOL:
-            raise WireError(f"protocol {hello.protocol} is not supported: use {job_messages.PROTOCOL}")
+            raise WireError(f"protocol version {hello.protocol} is not supported: use version {job_messages.PROTOCOL}")
         blocks = {offer.block_id: decode_description(offer.description) for offer in hello.blocks}
         if any(block_id != block.block_id for block_id, block in blocks.items()):
             raise WireError("the block_id of an offer differs from the block_id in its description")

@@ -95,7 +95,7 @@ async def test_a_bug_does_not_close_the_endpoint(endpoint: Endpoint, monkeypatch
     def fail() -> CollectorRegistry:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(endpoint.app, "_registry", fail)
+    monkeypatch.setattr(endpoint.app, "_get_registry", fail)
     assert (await endpoint.get("/metrics"))[0] == 500
     assert (await endpoint.get("/healthz"))[0] == 200
 

@@ -64,7 +64,7 @@ async def test_a_dead_worker_does_not_join(bed: Bed) -> None:
     worker = bed.peer("a")
     worker.say_hello(offer(block()), host=read_host_identity(), pid=gone.pid)
     worker.send(beat=pb.Beat())
-    assert (await worker.get_refused()).message == "send hello first"
+    assert (await worker.get_refused()).message == "the gateway does not know this worker: send a hello message first"
     assert bed.dispatcher.list_workers() == []
     assert not worker.has("welcome")
 
@@ -111,7 +111,7 @@ async def test_a_hello_with_another_protocol_version_is_refused(bed: Bed) -> Non
     worker = bed.peer("a")
     worker.say_hello(offer(block()), protocol=99)
     refused = await worker.get_refused()
-    assert (refused.code, refused.message) == ("wire_error", "protocol 99 is not supported: use 1")
+    assert (refused.code, refused.message) == ("wire_error", "protocol version 99 is not supported: use version 1")
     assert bed.dispatcher.list_workers() == []
     assert bed.counted("wire_errors") == 1
 
@@ -144,14 +144,17 @@ async def test_messages_before_hello_are_refused(bed: Bed, header: pb.Header) ->
     worker = bed.peer("a")
     worker.send_raw(job_messages.encode(header))
     refused = await worker.get_refused()
-    assert (refused.code, refused.message) == ("unknown_worker", "send hello first")
+    assert (refused.code, refused.message) == (
+        "unknown_worker",
+        "the gateway does not know this worker: send a hello message first",
+    )
     assert (bed.counted("wire_errors"), bed.counted("late_replies")) == (1, 0)
 
 
 async def test_the_result_of_a_worker_considered_dead_counts_as_late(bed: Bed) -> None:
     worker = bed.peer("a")
     worker.send(result=pb.Result(job_id=1, attempt=1))
-    assert (await worker.get_refused()).message == "send hello first"
+    assert (await worker.get_refused()).message == "the gateway does not know this worker: send a hello message first"
     assert (bed.counted("wire_errors"), bed.counted("late_replies")) == (1, 1)
 
 
@@ -159,7 +162,7 @@ async def test_the_result_of_a_worker_considered_dead_counts_as_late(bed: Bed) -
     ("message", "said"),
     [
         ([b"\xff\xff"], "not a penstock.v1.Header"),
-        (job_messages.encode(pb.Header(welcome=pb.Welcome())), "a worker does not send welcome"),
+        (job_messages.encode(pb.Header(welcome=pb.Welcome())), "unexpected message 'welcome' from a worker"),
         ([*job_messages.encode(pb.Header(beat=pb.Beat())), b"x"], "a beat with 0 tensors came with 1"),
     ],
 )
