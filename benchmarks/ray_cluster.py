@@ -41,7 +41,8 @@ class RayCluster:
         except RuntimeError:  # now and then its first process opens no port within half a minute
             self._cluster = _begin(head)
         for resources in self._nodes:
-            self._cluster.add_node(num_cpus=4, resources=dict(resources), **common)
+            own = dict(resources)
+            self._cluster.add_node(num_cpus=4, num_gpus=own.pop("GPU", 0), resources=own, **common)
         self._cluster.wait_for_nodes()
         self._manager = start_manager(self._models, self._folder)
         return self
@@ -51,12 +52,16 @@ class RayCluster:
         self._cluster.shutdown()
 
     @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    @property
     def manager(self) -> str:
         return str(self._manager.lines("manager_started")[0]["address"])
 
     def fleet(self, command: str, *flags: str) -> dict[str, dict[str, Any]]:
         """Run `penstock fleet` and return its roles by name."""
-        line = [sys.executable, "-m", "penstock", "fleet", command, "--address", self._cluster.address, "--json"]
+        line = [sys.executable, "-m", "penstock", "fleet", command, "--address", self.address, "--json"]
         done = subprocess.run([*line, *flags], capture_output=True, text=True, timeout=START_S)
         if done.returncode:
             raise RuntimeError(f"fleet {command} ended with {done.returncode}: {done.stderr[-2000:]}")

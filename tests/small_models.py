@@ -49,3 +49,48 @@ def write_folder(folder: Path) -> Path:
     (folder / "1" / "model.onnx").write_bytes(b"model")
     (folder / "1" / "weights.bin").write_bytes(b"w" * 100)
     return folder
+
+
+def write_encoder(repository: Path, name: str, settings: str) -> None:
+    """Write a model that answers like a text encoder at a thousandth of the work; the caller adds a tokenizer."""
+    rng = np.random.default_rng(0)
+    shapes = {"table": (30_522, 8), "dense": (8, 384)}
+    numbers = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    numbers |= {"first": np.array([1], np.int64), "last": np.array([-1], np.int64)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "input_ids"], ["tokens"]),
+            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["mask", "last"], ["weights"]),
+            helper.make_node("Mul", ["tokens", "weights"], ["kept"]),
+            helper.make_node("ReduceSum", ["kept", "first"], ["sum"], keepdims=0),
+            helper.make_node("MatMul", ["sum", "dense"], ["vectors"]),
+            helper.make_node("ReduceL2", ["vectors", "first"], ["length"]),
+            helper.make_node("Div", ["vectors", "length"], ["sentence_embedding"]),
+        ],
+        "encoder",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", 384])],
+        [numpy_helper.from_array(values, name) for name, values in numbers.items()],
+    )
+    write_model(repository, name, graph)
+    (repository / name / "model.yaml").write_text(settings)
+
+
+def write_upscaler(repository: Path, name: str, settings: str) -> None:
+    """Write a model for `upscale` of one small convolution."""
+    kernel = np.zeros((1, 1, 3, 3), np.float32)
+    kernel[0, 0, 1, 1] = 1
+    shape: list[str | int] = ["batch", 1, "height", "width"]
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "kernel"], ["y"], pads=[1, 1, 1, 1])],
+        "upscaler",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(kernel, "kernel")],
+    )
+    write_model(repository, name, graph)
+    (repository / name / "model.yaml").write_text(settings)

@@ -25,7 +25,7 @@ from tests.integration.test_documented_commands import (
     reason_not_to_run,
     run,
 )
-from tests.servers import ROOT
+from tests.servers import ROOT, write_factor
 
 ROLE = re.compile(r"penstock (manager|gateway|worker|serve) .*10\.")
 MANAGER, WORKER = 1, 3  # the numbers of hosts
@@ -51,6 +51,7 @@ class DocumentedHosts:
         environment = {
             "PATH": f"{self._folder}/bin:{os.environ['PATH']}",
             "PENSTOCK_API_KEY": self.keys.get("hosts", ""),
+            "PENSTOCK_WORKER__LABELS": '{"tier": "gold"}',  # which a block of the page requires
         }
         self._hosts.run(number - 1, ["unshare", "--uts", "sh", "-c", text], own / "log", environment)
         return own / "log"
@@ -78,12 +79,13 @@ class DocumentedHosts:
 def documented(tmp_path: Path) -> Iterator[DocumentedHosts]:
     (tmp_path / "h1/models").mkdir(parents=True)
     shutil.copytree(ROOT / "models/minilm", tmp_path / "h1/models/minilm", copy_function=os.link)
+    write_factor(tmp_path / "h1/models", "resnet", 2.0, version=3)
     run("true", tmp_path)  # makes the programs
     with Hosts(4) as hosts:
         yield DocumentedHosts(hosts, tmp_path)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_commands_of_a_cluster_run_as_written(documented: DocumentedHosts) -> None:
     commands = [command for command in ALL[CLUSTER] if reason_not_to_run(command) in ("", HOSTS)]
     creating = [command for command in commands if command.startswith("penstock key create")]

@@ -11,11 +11,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from onnx import TensorProto, helper
 from PIL import Image
 from typer.testing import CliRunner
@@ -31,13 +34,14 @@ from tests.small_models import write_dense
 FENCE = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOLLOWED = re.compile(r"<!-- follow -->.*?<!-- end -->", re.DOTALL)
+FENCED = re.compile(r"^ *```(\w*)\n.*?^ *```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:penstock |scripts/|benchmarks/|pip install )[^`]+)`|^ *\$ (penstock .+)$", re.MULTILINE)
 COMMENT = re.compile(r"\s+# .*$")
 LIMIT_S = 120
 # Patterns of commands that are not run, and why.
 HOSTS = "needs several hosts; test_documented_cluster.py runs it"
 ETCD = "needs etcd and several hosts; test_etcd_hosts.py starts such clusters"
-LABELS = "needs workers with these labels; test_placement.py deploys such blocks"
-MINUTES = "measures for minutes; test_tune.py and test_experiment.py have such commands with short windows"
+SMALL = "takes minutes; test_documented_measurements.py runs it on small models"
 WINDOWS = "--window 0.1 --warm-up 0 --windows 3"
 QUICK = f"{WINDOWS} --concurrency 1"
 TOKENS = "--prompt-tokens 8 --output-tokens 2"
@@ -68,14 +72,12 @@ NOT_RUN = {
     r"penstock .*etcd://|penstock gateway --join 10.0.0.1,": ETCD,
     r".*penstock (manager|gateway|worker|serve) .*10\.": HOSTS,
     r"penstock .*--server 10\.|export PENSTOCK_API_KEY|penstock worker (drain|remove) h3": HOSTS,
-    r"penstock fleet ": "needs a Ray cluster; tests/integration/test_fleet.py starts one",
-    r"penstock bench srcnn --device cuda": "needs a GPU",
-    r"penstock tune |penstock experiment (run|run-all)": MINUTES,
-    r"penstock experiment compare": "compares results that `penstock experiment run` makes; see test_experiment.py",
-    r"pip install .*(cuda|onnxruntime-gpu)|penstock model (build|quantize .*tensorrt)": "needs a GPU or its libraries",
+    r"penstock fleet ": "needs a Ray cluster; test_fleet.py runs it",
+    r"penstock experiment compare A B": "shows alternatives in brackets and names to replace",
+    r"penstock tune |penstock experiment (run|compare)": SMALL,
+    r"cp -r models /tmp/models|penstock model (build|quantize (minilm|srcnn))|penstock bench .*--device cuda": SMALL,
+    r"pip install .*(cuda|onnxruntime-gpu)": "replaces packages of this environment by those for GPUs",
     r"penstock model import NAME ": "shows alternatives in brackets and a name to replace",
-    r"cp -r models /tmp/models|penstock model quantize (minilm|srcnn)": "takes minutes; test_quantize.py is quick",
-    r"penstock block (scale|explain|deploy) resnet": LABELS,
     r"curl .*<server-url>/(inference_server|clusters|blocks)": DIRECTORY,
     r"SERVER_ADDRESS=\S+ CLUSTER_ID=": "test_search.py runs it, with models that its policy chooses",
     r"data: ": "the answer of the command before it",
@@ -115,7 +117,7 @@ PARTS = {
     "docs/search.md": "a ranking policy; test_ranking.py has such ones",
     "docs/streaming.md": "the body of a function; test_sdk.py runs such calls",
 }
-PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 # Pages that create keys, whose names are free on these pages' own servers.
 KEYS = (("docs/access.md", "docs/limits.md"), ("docs/admin.md",))
 
@@ -333,6 +335,47 @@ def test_penstock_commands_that_are_not_run_exist_with_their_options() -> None:
             if result.exit_code:
                 wrong.append(f"{page}: {command}: {result.output}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_blocks_of_commands_are_marked_sh() -> None:
+    """Others are not found, so they would not be run."""
+    for page in PAGES:
+        languages = {block[1] for block in FENCED.finditer((ROOT / page).read_text(encoding="utf-8"))}
+        assert not languages & {"bash", "console", "shell", "zsh"}, f"{page}: write ```sh"
+        assert ("sh" in languages) == bool(FENCE.search((ROOT / page).read_text(encoding="utf-8"))), page
+
+
+def test_commands_in_sentences_and_transcripts_exist_with_their_options() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wrong = []
+    for page in PAGES:
+        for inline, transcript in INLINE.findall((ROOT / page).read_text(encoding="utf-8")):
+            command = inline or transcript
+            words = shlex.split(" ".join(command.split()))
+            if words[0] == "pip":
+                (wanted,) = re.findall(r"penstock-serve\[(\w+)\]", command) or ["dev"]
+                if wanted not in extras:
+                    wrong.append(f"{page}: {command}: there is no extra {wanted}")
+            elif words[0] != "penstock":
+                if not (ROOT / words[0]).exists():
+                    wrong.append(f"{page}: {command}: there is no {words[0]}")
+            else:
+                wrong += [f"{page}: {command}: {word} is unknown" for word in unknown_words(words[1:])]
+    assert not wrong, "\n".join(wrong)
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """Return the commands and options of a command line that do not exist."""
+    found: Any = typer.main.get_command(cli.app)
+    rest = list(words)
+    while rest and hasattr(found, "commands") and not rest[0].startswith("-"):
+        context = typer.Context(found)
+        alternatives = {name: found.get_command(context, name) for name in rest.pop(0).split("|")}
+        if None in alternatives.values():
+            return [name for name, command in alternatives.items() if command is None]
+        found = next(iter(alternatives.values()))
+    options = {option for each in found.params for option in (*each.opts, *each.secondary_opts)}
+    return [word for word in rest if word.startswith("-") and word not in options]
 
 
 def test_every_reason_not_to_run_a_command_is_in_use() -> None:

@@ -1,6 +1,10 @@
-"""A fleet on a Ray cluster of three nodes: roles start, survive the loss of a node, and are scaled."""
+"""A fleet on a Ray cluster of three nodes: roles start, survive the loss of a node, and are scaled.
+
+The commands are those of docs/cluster.md, with fewer and smaller roles.
+"""
 
 import json
+import shlex
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +16,12 @@ import pytest
 from benchmarks.ray_cluster import RayCluster
 from benchmarks.waiting import eventually
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from tests.integration.test_documented_commands import ALL, CLUSTER
 from tests.servers import answered, floats, write_factor
 
 WAIT_S = 90.0
-NEEDS = ("--resource", "spot=1", "--gateway-resource", "public=1", "--cpus", "0.5")
+NEEDS = ("--gateway-resource", "public=1", "--cpus", "0.5")
+ROLES = ("--workers", "2", "--gateways", "1")
 LISTENS = ("--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0")
 
 
@@ -23,9 +29,18 @@ LISTENS = ("--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     folder = tmp_path_factory.mktemp("fleet")
     write_factor(folder / "models", "factor", 2.0)
-    with RayCluster([{"public": 1}, {"spot": 3}, {"spot": 3}], folder / "models", folder) as cluster:
-        cluster.fleet("up", "--join", cluster.manager, "--workers", "2", *NEEDS, *LISTENS)
+    nodes = [{"public": 1}, {"spot": 3, "GPU": 3}, {"spot": 3, "GPU": 3}]
+    with RayCluster(nodes, folder / "models", folder) as cluster:
+        cluster.fleet(*documented("up", cluster), *ROLES, *NEEDS, *LISTENS)
         yield cluster
+
+
+def documented(command: str, cluster: RayCluster) -> list[str]:
+    """Return the words of the page's command after `penstock fleet`, with the addresses of this cluster."""
+    (found,) = (text for text in ALL[CLUSTER] if text.startswith(f"penstock fleet {command} "))
+    assert "--address 10.0.0.1:6379" in found
+    places = {"10.0.0.1:6379": cluster.address, "10.0.0.1": cluster.manager}
+    return [places.get(word, word) for word in shlex.split(found)[2:]]
 
 
 def workers(http: str) -> dict[str, int]:
@@ -38,6 +53,7 @@ def workers(http: str) -> dict[str, int]:
     return {worker["id"]: worker["pid"] for worker in status["workers"] if worker["blocks"]}
 
 
+@pytest.mark.timeout(400)
 def test_a_fleet_serves_and_a_lost_node_costs_no_request(cluster: RayCluster) -> None:
     roles = cluster.running()
     assert roles.keys() == {"gateway-0", "worker-0", "worker-1"}
@@ -57,9 +73,10 @@ def test_a_fleet_serves_and_a_lost_node_costs_no_request(cluster: RayCluster) ->
 
         cluster.kill_node(roles["worker-0"]["places"]["node"])
         eventually(is_back, "the worker is back on another node", WAIT_S)
-    roles = cluster.fleet("scale", "--workers", "3", "--gateways", "0")
+    assert cluster.fleet(*documented("status", cluster)).keys() == roles.keys()
+    roles = cluster.fleet(*documented("scale", cluster), "--workers", "3", "--gateways", "0")
     assert roles.keys() == {"worker-0", "worker-1", "worker-2"}
     assert cluster.fleet("scale", "--workers", "1", "--drain-s", "1").keys() == {"worker-0"}
-    assert cluster.fleet("down") == {}
+    assert cluster.fleet(*documented("down", cluster)) == {}
     with pytest.raises(RuntimeError, match="fleet up"):
         cluster.fleet("scale", "--workers", "1")

@@ -99,6 +99,9 @@ def _plan_files(files: Sequence[Path], to: Path | None, format_: str | None = No
         if len(files) != 2:
             raise InvalidRequest("expected two files, or --to: `upscale IN OUT` or `upscale IN... --to DIR`")
         source, target = files
+        if target.suffix and not (format_ or target.is_dir() or _find_format(target)):
+            known = ", ".join(FORMATS)
+            raise InvalidRequest(f"{target}: cannot write {target.suffix} files; choose {known} or --format")
         return [(source, target / f"{source.stem}{suffix}" if target.is_dir() else target)]
     plan = [(source, to / f"{source.stem}{suffix}") for source in files]
     seen: dict[Path, Path] = {}

@@ -28,6 +28,12 @@ def test_the_format_follows_from_the_output_name(tmp_path: Path) -> None:
     assert [_find_format(Path(name)) for name in ("a.JPG", "a.webp", "a.png", "a")] == ["jpeg", "webp", "png", None]
 
 
+def test_an_output_whose_name_promises_an_unknown_format_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"b\.gif: cannot write \.gif files; choose \.png, \.jpg"):
+        _plan_files([A, Path("b.gif")], None)
+    assert _plan_files([A, Path("b.gif")], None, "png") == [(A, Path("b.gif"))]
+
+
 def test_two_files_with_the_same_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="rename one"):
         _plan_files([A, Path("other/a.png")], tmp_path)

@@ -39,7 +39,6 @@ Resume = Annotated[
         help="Continue from existing results, or start over. [default: continue if nothing has changed]",
     ),
 ]
-COLOURS = {"better": "green", "worse": "red"}
 IS_WORSE = 1
 EXPERIMENTS = Path("experiments")
 OUT = Path("bench-out/experiments")
@@ -161,17 +160,13 @@ def compare(
 
 
 def _print_comparison(found: "Comparison") -> None:
-    from rich.table import Table
-
     from penstock.experiments.compare import list_headers, list_rows
 
-    console = make_console(180)
+    console = make_console()
+    console.print(f"{found.names[0]} (A) and {found.names[1]} (B)", markup=False)
     for difference in found.differences:
         console.print(f"differs: {difference}", markup=False)
-    table = Table(*list_headers(found), title=f"{found.names[0]} (A) and {found.names[1]} (B)")
-    for row in list_rows(found):
-        table.add_row(*(f"[{COLOURS[cell]}]{cell}[/]" if cell in COLOURS else cell for cell in row))
-    console.print(table)
+    print_rows(list_headers(found), list_rows(found), "no case was measured in both")
     for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):
         if cases:
             console.print(f"measured only in {name}: {', '.join(cases)}", markup=False)

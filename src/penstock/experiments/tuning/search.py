@@ -198,7 +198,9 @@ class TuneSearch:
 
     def _decide(self) -> Decision:
         trials, shipped = self.trials, self._space.shipped
-        met = trials.measured(FINALS) or [shipped]
+        met = trials.measured(FINALS)
+        if not met:
+            return Decision(shipped, shipped, trials.bound_ms is None, ())
         within = [each for each in met if trials.is_within(each, FINALS)]
         is_met = bool(within)
         choices = within or met
@@ -213,7 +215,7 @@ class TuneSearch:
         lead = trials.compare(best, candidate, FINALS, by_p99)
         return Final(
             configuration=candidate,
-            rate=round(sum(measure.rate for measure in measures) / len(measures), 2) if measures else 0.0,
+            rate=round(sum(measure.rate for measure in measures) / len(measures), 2),
             p99_ms=round(trials.p99_ms(candidate, FINALS), 2),
             over_shipped=round(trials.compare(candidate, self._space.shipped, FINALS, by_p99).ratio, 4),
             noise=round(lead.noise, 4),

@@ -43,7 +43,7 @@ def verdict(record: TuneRecord) -> str:
     if record.winner is None:
         return "Interrupted: nothing was decided and nothing was changed."
     unmet = ""
-    if not record.is_met:
+    if not record.is_met and record.finals:
         unmet = f" No configuration has a p99 within {record.p99_ms:g} ms; this one is the closest."
     if record.is_shipped_best:
         return f"No other settings were better than yours.{unmet}"
@@ -84,7 +84,7 @@ def explain(record: TuneRecord) -> list[str]:
     if any(each.name == str(record.shipped.variant) and each.left_out for each in record.variants):
         reasons.append("The shipped variant is below the minimum accuracy, so it could not be chosen.")
     if not record.finals:
-        reasons.append("There was nothing else to try.")
+        reasons.append("No other configuration reached the finals.")
     if record.is_shipped_best and record.best != record.winner and shipped:
         reasons.append(
             f"The fastest configuration, {record.best}, leads by {shipped.lead_of_best - 1:.1%}. "
@@ -97,7 +97,7 @@ def explain(record: TuneRecord) -> list[str]:
         )
     elif record.best == record.shipped and record.finals:
         reasons.append("Nothing was faster in the finals.")
-    if not record.is_met:
+    if not record.is_met and record.finals:
         reasons.append(
             f"No finalist had a p99 within {record.p99_ms:g} ms. They are ranked by p99 instead of throughput."
         )

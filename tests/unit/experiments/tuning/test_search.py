@@ -227,6 +227,7 @@ def test_with_a_single_variant_the_rest_is_tuned() -> None:
 def test_without_alternatives_the_shipped_configuration_stays() -> None:
     decision, search = tune_nothing()
     assert decision.winner == SHIPPED
+    assert decision.finals == ()
     assert not search.trials.rounds
 
 
