@@ -76,7 +76,7 @@ class Worker:
         sources: BlockSources,
         direct: WorkerEndpoint | None = None,
     ) -> None:
-        """`direct`: the endpoint for clients that connect directly."""
+        """`direct`: the endpoint for clients that connect directly; None if they cannot."""
         self._worker_id = worker_id
         self._config = config
         self._metrics = metrics

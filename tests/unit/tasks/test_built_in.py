@@ -43,7 +43,9 @@ def test_generating_model_has_one_instance() -> None:
     settings = ModelSettings.model_validate({"task": "generate", "engine": "genai", "generate": {"max_running": 7}})
     assert settings.instance_count("cuda") == 1
     assert settings.for_block().batching.max_rows == 7
-    with pytest.raises(ValueError, match=r"needs instances\.count: 1 \(it runs generate\.max_running at once"):
+    with pytest.raises(
+        ValueError, match=r"needs instances\.count: 1 \(one instance runs generate\.max_running requests at once"
+    ):
         ModelSettings.model_validate({"task": "generate", "engine": "genai", "instances": {"count": 2}})
 
 

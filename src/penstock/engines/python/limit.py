@@ -51,7 +51,7 @@ def set_limit(limit: int) -> tuple[int, int]:
 
 
 def widen_limit(wide_limit: tuple[int, int]) -> None:
-    """Raise the memory limit to `wide_limit`, so that the process can report an error and end.
+    """Raise the memory limit to `wide_limit`, so that a process without memory can still report an error and end.
 
     This function allocates no memory.
     """

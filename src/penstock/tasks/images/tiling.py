@@ -16,7 +16,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The area of the image that each tile covers; a tile also contains a margin around its area."""
+    """A division of an image: the area that each tile covers; a tile also contains a margin around its area."""
 
     size: Size  # of the image
     width: int

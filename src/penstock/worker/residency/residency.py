@@ -353,7 +353,7 @@ class Residency:
     def _choose_evictions(
         self, needed_bytes: float, now: float, spared: Sequence[str], device: str = ""
     ) -> list[HeldBlock]:
-        """Return the least recently used blocks that together free enough memory, or no blocks if all are too small."""
+        """Return the least recently used blocks that together free enough memory, or none if all free too little."""
         victims: list[HeldBlock] = []
         for held in self._evictable_blocks(now):
             if needed_bytes <= 0:

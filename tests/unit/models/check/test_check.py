@@ -184,7 +184,7 @@ FOLDERS: list[tuple[str, str | None, Files, list[tuple[str, str]]]] = [
     ("random", "", {"1/model.onnx": b"no graph"}, [("wrong_format", "is not an ONNX file")]),
     ("no-network", "", {"1/model.onnx": b"\x08\x0a"}, [("wrong_format", "contains no network")]),
     ("cut", "", {"1/model.onnx": graph()[:-9]}, [("truncated_file", "does not end as one")]),
-    ("data", "", {"1/model.onnx": with_data_beside()[0]}, [("missing_data", "keeps weights in 'model.onnx.data'")]),
+    ("data", "", {"1/model.onnx": with_data_beside()[0]}, [("missing_data", "stores weights in 'model.onnx.data'")]),
     (
         "cut-data",
         "",

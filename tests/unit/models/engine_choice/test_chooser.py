@@ -136,7 +136,7 @@ def test_slow_models_have_short_trials(model: ModelFile, tmp_path: Path, monkeyp
     reason = "loading takes too long for a trial within 1e-06 s"
     assert choose(tmp_path, 1e-6, model).note.endswith(reason)
     assert "times as fast as" in choose(tmp_path, 30.0, model).note
-    monkeypatch.setattr(engine_trial, "SLOWER", 1e9)
+    monkeypatch.setattr(engine_trial, "WALL_CLOCK_FACTOR", 1e9)
     for remembered in ("", " (remembered)"):
         assert choose(tmp_path / "idle", 1e-6, model).note.endswith(f"{reason}{remembered}")
 
@@ -172,7 +172,7 @@ def test_workers_that_start_together_make_one_trial(
 def test_after_waiting_too_long_the_processor_features_decide(
     model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.models.engine_choice.chooser.WAITS", 0)
+    monkeypatch.setattr("penstock.models.engine_choice.chooser.WAIT_FACTOR", 0)
     waiting: list[str] = []
 
     run = engine_trial.EngineTrial.run
