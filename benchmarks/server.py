@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.waiting import until_seen
 from penstock.experiments.processes import ServerRun
-from penstock.storage.server_folders import MANAGER_SOCKET, running_servers
+from penstock.storage.server_folders import MANAGER_SOCKET, list_running_servers
 
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(.{0,200})")
 STOP_S = 60.0
@@ -28,7 +28,7 @@ BACK_S = 90.0  # a worker that was killed
 
 def local_managers(data_dir: Path) -> list[str]:
     """Return the sockets of the managers on this machine that have this data directory."""
-    return [each.manager for each in running_servers() if each.data_dir == data_dir.absolute() and each.manager]
+    return [each.manager for each in list_running_servers() if each.data_dir == data_dir.absolute() and each.manager]
 
 
 class ServerProcess(ServerRun):

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.core.blocks import BlockView
 from penstock.core.cluster.manager_records import ManagerRecord
 from penstock.features.admin.admin_service import ClusterService
-from penstock.features.admin.cluster_metrics import Overview
+from penstock.features.admin.cluster_metrics import ClusterOverview
 from penstock.manager.control_plane import ControlPlane
 from penstock.manager.deploying.deployer import Deployer
 from penstock.manager.manager import Manager
@@ -33,10 +33,10 @@ def make_manager(
 
 def administration(manager: Manager) -> AddService:
     """Return what adds the administration's service to the manager's server."""
-    service = ClusterService(manager.control, manager.deployer, Overview(manager.control), PLAIN_CHANNELS)
+    service = ClusterService(manager.control, manager.deployer, ClusterOverview(manager.control), PLAIN_CHANNELS)
     return partial(add_ClusterServicer_to_server, service)
 
 
 def block_views(manager: Manager) -> list[BlockView]:
     """Return the blocks as gateways see them."""
-    return manager.control.term.publisher.blocks()
+    return manager.control.term.publisher.list_blocks()

@@ -7,7 +7,7 @@ from statistics import median
 from benchmarks.suite.measure import LoadRow
 from penstock.models.convert.speed import spread
 from penstock.models.engine_choice.candidates import BF16_FEATURES
-from penstock.telemetry.machine import processor_features
+from penstock.telemetry.machine import read_processor_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,9 @@ def compute(rows: Mapping[str, LoadRow], ceiling: Sequence[float], only: Callabl
             ratio("served_over_ceiling_stream", rps("mixed stream"), ceiling, 0.90),
             ratio("served_over_ceiling_rest", rps("mixed rest"), ceiling, 0.90),
             ratio("budget_over_arrival32", rps("mixed grpc"), rps("mixed arrival-32"), 2.0),
-            ratio("auto_over_onnx_fp32", rps("mixed as shipped"), rps("mixed grpc"), auto_bar(processor_features())),
+            ratio(
+                "auto_over_onnx_fp32", rps("mixed as shipped"), rps("mixed grpc"), auto_bar(read_processor_features())
+            ),
         ]
     if only("queries"):
         found.append(ratio("queries_batched_over_single", rps("queries batched"), rps("queries single"), 2.5))

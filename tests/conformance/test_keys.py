@@ -23,13 +23,13 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.waiting import eventually
 from penstock.client.cluster import ClusterClient
-from penstock.features.keys.key_table import KEY_BYTES, key_text
+from penstock.features.keys.key_table import KEY_BYTES, format_key_text
 from penstock.pb.v1 import access_pb2
 from penstock.storage.server_folders import MANAGER_SOCKET
 from tests.servers import ROOT, write_add_sub
 from tests.tls import TestAuthority, TlsServer
 
-WRONG = key_text(b"\x09" * KEY_BYTES)
+WRONG = format_key_text(b"\x09" * KEY_BYTES)
 A = np.array([[1, 2, 3, 4]], np.int32)
 B = np.array([[10, 20, 30, 40]], np.int32)
 

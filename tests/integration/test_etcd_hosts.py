@@ -24,7 +24,7 @@ def etcd(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etc
 
 
 async def test_writes_watches_and_leases_outlive_a_node_that_is_cut_off(hosts: Hosts, etcd: Etcd) -> None:
-    store = EtcdMetadataStore.of(etcd.url, 30.0)
+    store = EtcdMetadataStore.from_url(etcd.url, 30.0)
     lease = await store.grant(30.0)
     revision = await store.put("leader", b"me", lease=lease)
     heard: list[bytes | None] = []

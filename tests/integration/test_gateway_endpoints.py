@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.core.principals import NO_SCOPES, Needs, Principal, Scope
 from penstock.endpoints.guard import Guard, KnownKeys
-from penstock.features.keys.key_table import KEY_BYTES, KeyRecord, KeyTable, digest_of, key_text
+from penstock.features.keys.key_table import KEY_BYTES, KeyRecord, KeyTable, compute_key_digest, format_key_text
 from penstock.gateway.catalogue import Catalogue
 from penstock.pb.blocks import inference_pb2
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SECRET = b"of this cluster"
 NOT_SENT = "Internal error from Core"
 TEXTS = {
-    name: key_text(bytes([number]) * KEY_BYTES)
+    name: format_key_text(bytes([number]) * KEY_BYTES)
     for number, name in enumerate(("expired", "revoked", "wrong", "bound", "one", "two", *Scope))
 }
 NOT_KNOWN, NOT_ALLOWED = {401, grpc.StatusCode.UNAUTHENTICATED}, {403, grpc.StatusCode.PERMISSION_DENIED}
@@ -47,7 +47,7 @@ SPARE = "spare"  # to be loaded and unloaded
 
 def record(name: str, **fields: object) -> KeyRecord:
     scopes = [Scope(name)] if name in set(Scope) else [Scope.INFERENCE]
-    found = {"key_id": f"id-{name}", "name": name, "digest": digest_of(TEXTS[name], SECRET), "scopes": scopes}
+    found = {"key_id": f"id-{name}", "name": name, "digest": compute_key_digest(TEXTS[name], SECRET), "scopes": scopes}
     return KeyRecord.model_validate(found | fields)
 
 

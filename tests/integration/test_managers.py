@@ -108,7 +108,7 @@ class ManagedCluster:
 
     def stored(self, key: str) -> Record | None:
         async def read() -> Record | None:
-            store = EtcdMetadataStore.of(self.etcd.url, 20.0)
+            store = EtcdMetadataStore.from_url(self.etcd.url, 20.0)
             try:
                 return await store.get(key)
             finally:
@@ -228,7 +228,7 @@ def test_a_suspended_leader_is_deposed(cluster: ManagedCluster) -> None:
     assert answer.failure.code == "not_leader"
 
     async def write_as_it_was() -> None:
-        store = EtcdMetadataStore.of(cluster.etcd.url, 20.0)
+        store = EtcdMetadataStore.from_url(cluster.etcd.url, 20.0)
         try:
             await store.commit([Write("routing/factor", None)], [Compare(LEADER_KEY, epoch)])
         finally:

@@ -20,7 +20,7 @@ from penstock.cli.main import app
 from penstock.core.config import RequestLogSettings
 from penstock.core.principals import Scope
 from penstock.endpoints.guard import Guard
-from penstock.features.keys.key_table import KEY_BYTES, KeyRecord, KeyTable, digest_of, key_text
+from penstock.features.keys.key_table import KEY_BYTES, KeyRecord, KeyTable, compute_key_digest, format_key_text
 from penstock.pb.blocks import inference_pb2
 from penstock.pb.blocks.inference_pb2_grpc import BlockInferenceServiceStub
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -30,13 +30,15 @@ from tests.servers import floats, floats_json, write_identity
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LARGEST = 2**64 - 1  # seq_no
 SECRET = b"of this cluster"
-KEYS = {name: key_text(bytes([number]) * KEY_BYTES) for number, name in enumerate(("one", "two", "admin", "some"))}
+KEYS = {
+    name: format_key_text(bytes([number]) * KEY_BYTES) for number, name in enumerate(("one", "two", "admin", "some"))
+}
 INFER = "/v2/models/identity/infer"
 
 
 def record(name: str) -> KeyRecord:
     scopes = [Scope.ADMIN] if name in ("admin", "some") else [Scope.INFERENCE]
-    found = {"key_id": f"id-{name}", "name": name, "digest": digest_of(KEYS[name], SECRET), "scopes": scopes}
+    found = {"key_id": f"id-{name}", "name": name, "digest": compute_key_digest(KEYS[name], SECRET), "scopes": scopes}
     return KeyRecord.model_validate(found | ({"models": ["identity"]} if name == "some" else {}))
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from benchmarks.server import ServerProcess
 from penstock.cli.main import app
-from penstock.features.keys.key_table import KEY_BYTES, key_text
+from penstock.features.keys.key_table import KEY_BYTES, format_key_text
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.storage.server_folders import CONFIG_FILE
 from tests.chaos.access.endpoints import WEBSOCKET, list_gateway_routes, list_grpc_endpoints
@@ -26,10 +26,10 @@ SECRETS = {
     "s3.secret_access_key": "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY",
     "a trigger's secret": "whsec-Tr1gger-8fd3a1",
     "a store's password": "r3dis-Passw0rd",
-    "api_key": key_text(b"\x07" * KEY_BYTES),
+    "api_key": format_key_text(b"\x07" * KEY_BYTES),
 }
 REDIS = "redis://penstock:{}@127.0.0.1:9/0".format(SECRETS["a store's password"])
-WRONG = key_text(b"\x08" * KEY_BYTES)
+WRONG = format_key_text(b"\x08" * KEY_BYTES)
 
 
 class SecretServer:

@@ -11,14 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.app.gateway.clients_edge import direct_sockets, open_direct_edge
+from penstock.app.gateway.clients_edge import find_direct_sockets, open_direct_edge
 from penstock.app.ports import reserve_port
 from penstock.core.blocks import BlockState, BlockView, ClusterView
 from penstock.core.cluster.access_view import NO_KEYS, AccessView
 from penstock.core.cluster.local_worker import LocalOffer, LocalWorker
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
-from penstock.storage.process_addresses import clients_address
+from penstock.storage.process_addresses import find_clients_address
 
 if TYPE_CHECKING:
     from penstock.app.gateway.gateway import Gateway
@@ -36,7 +36,7 @@ class DirectEndpoint:
     def __init__(
         self, worker_id: str, config: Config, traces: "Traces", certificates: "Certificates", sockets: Path
     ) -> None:
-        self.address = clients_address(config, 0)
+        self.address = find_clients_address(config, 0)
         self.is_tls = bool(config.tls.cert)
         self._worker_id = worker_id
         self._config = config
@@ -60,7 +60,7 @@ class DirectEndpoint:
         gateway: Gateway = module.Gateway(f"{self._worker_id}.direct", self._config, self._traces, is_in_worker=True)
         self._gateway = gateway
         gateway.use_local_worker(worker, self._offers_changed)
-        self.address = clients_address(self._config, await self._open_port(gateway))
+        self.address = find_clients_address(self._config, await self._open_port(gateway))
 
     async def drain(self) -> None:
         if self._edge is not None:
@@ -77,7 +77,7 @@ class DirectEndpoint:
         first = self._config.worker.direct_port
         assert first is not None
         ports = range(first, min(first + MAX_PORTS, 65_536)) if first else (0,)
-        sockets = direct_sockets(self._config, self._sockets, self._worker_id)
+        sockets = find_direct_sockets(self._config, self._sockets, self._worker_id)
         endpoints = await gateway.begin(None, self._certificates, self._sockets, sockets)
         for port in ports:
             try:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from penstock.app.ports import open_default_port, open_own_socket
+from penstock.app.ports import open_default_port, open_unshared_socket
 from penstock.app.role_process import RoleRun, RoleStart, run_role, start_role_logs, tune_garbage_collection
 from penstock.core.cluster.addresses import Address
 from penstock.core.cluster.manager_records import ManagerRecord
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
-from penstock.storage.process_addresses import http_scheme
-from penstock.storage.server_folders import data_folder
+from penstock.storage.process_addresses import choose_http_scheme
+from penstock.storage.server_folders import lock_data_folder
 from penstock.telemetry.background import BackgroundTasks
 from penstock.telemetry.metrics import share_metrics
 
@@ -40,7 +40,7 @@ def run_directory(start: RoleStart) -> None:
     if start.config.cluster.join:
         raise ConfigError("a directory has its own keys and storage: remove cluster.join")
     start_role_logs("directory", start, start.config)
-    with data_folder(start.config.data_dir):
+    with lock_data_folder(start.config.data_dir):
         run_role("directory", start, _run)
 
 
@@ -77,7 +77,9 @@ async def _run(run: RoleRun) -> None:
         stack.push_async_callback(tasks.close)
         http = await _open_http(config, directory, opened.guard, certificates, stack)
         log.info(
-            "directory_started", http=f"{http_scheme(config)}://{http}", store=config.directory.store.partition(":")[0]
+            "directory_started",
+            http=f"{choose_http_scheme(config)}://{http}",
+            store=config.directory.store.partition(":")[0],
         )
         tune_garbage_collection()
         await run.stop.wait()
@@ -108,7 +110,7 @@ async def _open_http(
     from penstock.endpoints.http.http_server import serve_app
     from penstock.features.admin.apps import ManagerApp
 
-    listen = partial(open_own_socket, config.host, "directory.http_port")
+    listen = partial(open_unshared_socket, config.host, "directory.http_port")
     opened = await open_default_port(listen, config.directory.http_port, DEFAULT_PORT)
     app = ManagerApp(HttpGuard(config, guard, list_machine_names()), partial(_build_app, directory))
     stack.push_async_callback(serve_app(app, opened, config.limits, MAX_CONNECTIONS, certificates))

@@ -39,17 +39,19 @@ class FleetPlan:
         if self.gateways:
             self.config.check_reach(self.host or "of the node")
 
-    def roles(self) -> Iterator[FleetRole]:
+    def list_roles(self) -> Iterator[FleetRole]:
         for number in range(self.gateways):
             yield FleetRole(
-                role_name(GATEWAY, number), self._build_gateway_command(number), resources=self.gateway_needs
+                make_role_name(GATEWAY, number), self._build_gateway_command(number), resources=self.gateway_needs
             )
         for number in range(self.workers):
-            yield FleetRole(role_name(WORKER, number), self._build_worker_command(number), resources=self.worker_needs)
+            yield FleetRole(
+                make_role_name(WORKER, number), self._build_worker_command(number), resources=self.worker_needs
+            )
 
     def _build_command(self, role: str, number: int, *flags: str) -> tuple[str, ...]:
         # Flags before and with --config are the same on every node; those after it depend on the node.
-        at = ("--node", self.name, "--id", role_name(role, number), "--config", "{config}")
+        at = ("--node", self.name, "--id", make_role_name(role, number), "--config", "{config}")
         return (sys.executable, "-m", "penstock", role, *at, *flags)
 
     def _build_gateway_command(self, number: int) -> tuple[str, ...]:
@@ -61,7 +63,7 @@ class FleetPlan:
         return self._build_command(WORKER, number, "--health-port", "0", "--health-grpc-port", "0")
 
 
-def role_name(role: str, number: int) -> str:
+def make_role_name(role: str, number: int) -> str:
     return f"{role}-{number}"
 
 
@@ -72,7 +74,7 @@ def start_fleet(address: str, plan: FleetPlan) -> RoleStates:
 
     async def act(fleet: "RayFleet") -> None:
         fleet.configure(config, plan.host)
-        for role in plan.roles():
+        for role in plan.list_roles():
             await fleet.start(role)
 
     return _run_in_fleet(address, plan.name, act)
@@ -90,15 +92,15 @@ def scale_fleet(address: str, name: str, drain_s: float, **counts: int | None) -
 
 
 async def _scale_role(fleet: "RayFleet", role: str, count: int, drain_s: float) -> None:
-    running = {number for each in fleet.names() if (number := _parse_number(role, each)) is not None}
+    running = {number for each in fleet.list_names() if (number := _parse_number(role, each)) is not None}
     missing = [number for number in range(count + len(running)) if number not in running]
     missing = missing[: max(0, count - len(running))]
     if missing and not running:
         raise ConfigError(f"the fleet has no {role} to copy: start the first with `fleet up`")
     for number in missing:
-        await fleet.start_like(role_name(role, number), role_name(role, min(running)))
+        await fleet.start_copy(make_role_name(role, number), make_role_name(role, min(running)))
     surplus = sorted(running, reverse=True)[: max(0, len(running) - count)]
-    await fleet.stop([role_name(role, number) for number in surplus], drain_s + LEAVE_S)
+    await fleet.stop([make_role_name(role, number) for number in surplus], drain_s + LEAVE_S)
 
 
 def stop_fleet(address: str, name: str, drain_s: float) -> RoleStates:
@@ -107,13 +109,13 @@ def stop_fleet(address: str, name: str, drain_s: float) -> RoleStates:
     async def act(fleet: "RayFleet") -> None:
         for role in (GATEWAY, WORKER):
             await fleet.stop(
-                [each for each in fleet.names() if _parse_number(role, each) is not None], drain_s + LEAVE_S
+                [each for each in fleet.list_names() if _parse_number(role, each) is not None], drain_s + LEAVE_S
             )
 
     return _run_in_fleet(address, name, act)
 
 
-def fleet_status(address: str, name: str) -> RoleStates:
+def read_fleet_status(address: str, name: str) -> RoleStates:
     return _run_in_fleet(address, name, None)
 
 

@@ -10,7 +10,7 @@ from grpc_health.v1.health import aio as health_aio
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from penstock.app.ports import open_default_port, open_own_socket
+from penstock.app.ports import open_default_port, open_unshared_socket
 from penstock.app.role_certificates import make_guard
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
@@ -20,9 +20,9 @@ from penstock.endpoints.http.health_app import LIMITS, MAX_CONNECTIONS, HealthAp
 from penstock.endpoints.http.http_guard import HttpGuard, list_machine_names
 from penstock.endpoints.http.http_server import serve_app
 from penstock.features.keys.key_table import KeyTable
-from penstock.storage.process_addresses import ServerPaths, http_scheme
+from penstock.storage.process_addresses import ServerPaths, choose_http_scheme
 from penstock.telemetry.health_endpoint import HealthEndpoint, Problem
-from penstock.telemetry.metrics import shared_registry
+from penstock.telemetry.metrics import open_shared_registry
 from penstock.wire.credentials.certificates import Certificates, ClientAuth
 from penstock.wire.grpc_listener.grpc_server import grpc_server
 
@@ -58,7 +58,7 @@ async def open_health_listeners(
     """
 
     def registry() -> CollectorRegistry:
-        found = shared_registry(paths.metrics)
+        found = open_shared_registry(paths.metrics)
         if cluster_metrics is not None:
             found.register(cluster_metrics())
         return found
@@ -72,8 +72,8 @@ async def open_health_listeners(
     http_guard = HttpGuard(
         config.model_copy(update={"host": wanted.host}), guard or _make_guard(config), list_machine_names()
     )
-    app = HealthApp(http_guard, endpoint.problem, registry)
-    listen = partial(open_own_socket, wanted.host, "health.http_port")
+    app = HealthApp(http_guard, endpoint.find_problem, registry)
+    listen = partial(open_unshared_socket, wanted.host, "health.http_port")
     opened = await open_default_port(listen, wanted.http_port, defaults.http)
     client_auth: ClientAuth = "optional" if certificates.requests_client_certificates else "none"
     close = serve_app(app, opened, limits, MAX_CONNECTIONS, certificates, client_auth=client_auth)
@@ -82,7 +82,7 @@ async def open_health_listeners(
     grpc = await open_default_port(
         lambda port: endpoint.open_grpc(Address(wanted.host, port)), wanted.grpc_port, defaults.grpc
     )
-    log.info("health_listening", http=f"{http_scheme(config)}://{http}", grpc=str(grpc))
+    log.info("health_listening", http=f"{choose_http_scheme(config)}://{http}", grpc=str(grpc))
 
 
 def _make_guard(config: Config) -> Guard:

@@ -11,7 +11,7 @@ from penstock.wire.leader_search import LeaderSearch
 
 def open_leader(config: Config, paths: ServerPaths, stack: AsyncExitStack) -> LeaderClient:
     channels = Channels.from_config(config)
-    leader = LeaderClient(_choose_source(paths.managers(config), channels), channels)
+    leader = LeaderClient(_choose_source(paths.list_managers(config), channels), channels)
     stack.push_async_callback(leader.close)
     return leader
 
@@ -22,7 +22,7 @@ def _choose_source(managers: tuple[str, ...], channels: Channels) -> LeaderSourc
         from penstock.storage.metadata.etcd import EtcdMetadataStore
         from penstock.storage.metadata.stored_leader import StoredLeader
 
-        return StoredLeader(EtcdMetadataStore.of(managers[0]))
+        return StoredLeader(EtcdMetadataStore.from_url(managers[0]))
     if managers[0].startswith("unix:"):
         return FixedLeader(managers[0])
     return LeaderSearch(managers, channels=channels)

@@ -12,8 +12,8 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from penstock.app.gateway.clients_edge import (
+    find_manager_sockets,
     has_ports,
-    manager_sockets,
     needs_edge,
     open_clients_edge,
     open_manager_edge,
@@ -34,14 +34,14 @@ from penstock.manager.fleet.local_fleet import LocalFleet
 from penstock.manager.fleet.role_processes import FleetRole
 from penstock.storage.process_addresses import (
     ServerPaths,
-    advertised_manager,
     check_bind,
-    http_scheme,
+    choose_http_scheme,
+    find_advertised_manager,
     is_clustered,
-    join_addresses,
-    role_id,
+    make_role_id,
+    parse_join_addresses,
 )
-from penstock.storage.server_folders import data_folder, run_folder
+from penstock.storage.server_folders import create_run_folder, lock_data_folder
 from penstock.telemetry.logs import start_logs
 from penstock.telemetry.metrics import SupervisorMetrics, forget_gauges, share_metrics
 
@@ -69,8 +69,8 @@ def run_serve(config: Config, on_listening: Callable[[], None], on_ready: OnRead
     _check_config(config)
     start_logs(config.telemetry, role="serve")
     # A machine that joins a cluster stores no cluster state: the managers do.
-    data = nullcontext() if config.cluster.join else data_folder(config.data_dir)
-    with data, run_folder() as folder:
+    data = nullcontext() if config.cluster.join else lock_data_folder(config.data_dir)
+    with data, create_run_folder() as folder:
         uvloop.run(_serve(config, ServerPaths(folder), on_listening, on_ready))
 
 
@@ -79,7 +79,7 @@ def _check_config(config: Config) -> None:
     choose_grpc_server(config)
     if is_clustered(config):
         check_bind(config)
-        join_addresses(config.cluster.join)
+        parse_join_addresses(config.cluster.join)
     if not config.gateways + config.workers or not (config.cluster.join or (config.gateways and config.workers)):
         raise ConfigError(
             "this server has no gateways or no workers: --join a cluster that has them, or start at least one of each"
@@ -109,16 +109,16 @@ async def _run_roles(
     if not config.cluster.join:  # the manager first, so that its errors are reported alone
         me, bound, sockets = ManagerRecord(manager_id="manager", address=paths.manager), [], None
         if is_clustered(config):
-            sockets = manager_sockets(config, paths.folder)
+            sockets = find_manager_sockets(config, paths.folder)
             bound = [reserve_manager(config, stack)]
-            advertised = advertised_manager(config, bound[0].port or 0)
-            me = ManagerRecord(manager_id=role_id(config, "manager"), address=advertised)
+            advertised = find_advertised_manager(config, bound[0].port or 0)
+            me = ManagerRecord(manager_id=make_role_id(config, "manager"), address=advertised)
         addresses = [paths.manager, *(map(str, bound) if sockets is None else ())]
         opened = await open_manager(config, stack, me, certificates, *addresses, is_fresh=not bound, sockets=sockets)
         for address in bound:
-            from penstock.app.registry_endpoint import http_services, open_http_endpoint
+            from penstock.app.registry_endpoint import make_http_services, open_http_endpoint
 
-            behind = http_services(opened, paths.manager, stack)
+            behind = make_http_services(opened, paths.manager, stack)
             registry = await open_http_endpoint(config, behind, address.host, certificates, stack, sockets)
             if sockets is not None:
                 await open_manager_edge(config, paths.folder, address, registry, sockets, certificates, stack)
@@ -133,15 +133,18 @@ async def _run_roles(
         from penstock.app.health_listeners import MACHINE_PORTS, open_health_listeners
 
         await open_health_listeners(
-            config, paths, MACHINE_PORTS, supervisor.problem, certificates, stack, cluster_metrics, guard=guard
+            config, paths, MACHINE_PORTS, supervisor.describe_problem, certificates, stack, cluster_metrics, guard=guard
         )
-    if not await _wait_first(supervisor.until_open(), stop):
+    if not await _wait_first(supervisor.wait_until_open(), stop):
         return
     edge = None
     if has_edge:
-        names = sorted(supervisor.names_reporting_open())
+        names = sorted(supervisor.list_names_reporting_open())
         edge = await open_clients_edge(config, paths.folder, names, http_port, grpc_port, certificates, stack)
-    http, grpc = f"{http_scheme(config)}://{Address(config.host, http_port)}", str(Address(config.host, grpc_port))
+    http, grpc = (
+        f"{choose_http_scheme(config)}://{Address(config.host, http_port)}",
+        str(Address(config.host, grpc_port)),
+    )
     on_listening()
     log.info(
         "server_started",
@@ -154,7 +157,7 @@ async def _run_roles(
     if config.gateways:
         announce_server(config, stack)
     tune_garbage_collection()
-    ready = asyncio.ensure_future(supervisor.until_ready())
+    ready = asyncio.ensure_future(supervisor.wait_until_ready())
     if await _wait_first(ready, stop):
         on_ready(ReadyServer(http, grpc, *ready.result()))
     await stop.wait()
@@ -169,20 +172,20 @@ async def _start_children(config: Config, paths: ServerPaths, http_port: int, gr
     supervisor = LocalFleet(config.data_plane, partial(_on_child_end, paths, metrics))
     ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
     for index in range(config.gateways):
-        name = role_id(config, f"gateway-{index}")
-        await supervisor.start(FleetRole(name, paths.command("gateway", name, *ports), reports_open=True))
+        name = make_role_id(config, f"gateway-{index}")
+        await supervisor.start(FleetRole(name, paths.build_command("gateway", name, *ports), reports_open=True))
     for index in range(config.workers):
-        name = role_id(config, f"worker-{index}")
-        command = paths.command("worker", name)
+        name = make_role_id(config, f"worker-{index}")
+        command = paths.build_command("worker", name)
         is_only = not config.gateways  # without gateways, only workers show whether the cluster accepted the machine
         await supervisor.start(FleetRole(name, command, reports_open=is_only, reports_ready=is_clustered(config)))
     return supervisor
 
 
-def _on_child_end(paths: ServerPaths, metrics: SupervisorMetrics, name: str, why: str) -> None:
+def _on_child_end(paths: ServerPaths, metrics: SupervisorMetrics, name: str, reason: str) -> None:
     forget_gauges(paths.metrics, name)
-    if why != "stopped":
-        metrics.restarts.labels(name, why).inc()
+    if reason != "stopped":
+        metrics.restarts.labels(name, reason).inc()
 
 
 async def _wait_first(wanted: Awaitable[object], stop: asyncio.Event) -> bool:
@@ -199,5 +202,5 @@ async def _wait_first(wanted: Awaitable[object], stop: asyncio.Event) -> bool:
 async def _stop_children(config: Config, supervisor: LocalFleet) -> None:
     """Stop the gateways first, because their running requests need the workers."""
     timeout_s = config.data_plane.drain_s + LEAVE_S
-    await supervisor.stop(supervisor.names_reporting_open(), timeout_s)
-    await supervisor.stop(supervisor.names(), timeout_s)
+    await supervisor.stop(supervisor.list_names_reporting_open(), timeout_s)
+    await supervisor.stop(supervisor.list_names(), timeout_s)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import structlog
 from prometheus_client import CollectorRegistry
 
-from penstock.app.gateway.clients_edge import manager_sockets, open_manager_edge
+from penstock.app.gateway.clients_edge import find_manager_sockets, open_manager_edge
 from penstock.app.orphans import adopt_orphans
 from penstock.app.ports import reserve_port
 from penstock.app.role_process import RoleRun, RoleStart, run_role, start_role_logs, tune_garbage_collection
@@ -18,8 +18,14 @@ from penstock.core.cluster.manager_records import LEADER_KEY, ManagerRecord
 from penstock.core.config import Config
 from penstock.core.errors import Unavailable
 from penstock.features.edge.gateway_sockets import GatewaySockets
-from penstock.storage.process_addresses import advertised_manager, check_bind, check_store, is_store, manager_address
-from penstock.storage.server_folders import data_folder
+from penstock.storage.process_addresses import (
+    check_bind,
+    check_store,
+    find_advertised_manager,
+    find_manager_address,
+    is_store,
+)
+from penstock.storage.server_folders import lock_data_folder
 from penstock.telemetry.metrics import RolloutMetrics, share_metrics
 
 if TYPE_CHECKING:
@@ -54,13 +60,13 @@ def run_manager(start: RoleStart) -> None:
     check_bind(start.config)
     check_store(start.config)
     start_role_logs("manager", start, start.config)
-    with data_folder(start.config.data_dir):
+    with lock_data_folder(start.config.data_dir):
         run_role("manager", start, _run_manager)
 
 
 async def _run_manager(run: RoleRun) -> None:
     from penstock.app.health_listeners import MANAGER_PORTS, open_health_listeners
-    from penstock.app.registry_endpoint import http_services, open_http_endpoint
+    from penstock.app.registry_endpoint import make_http_services, open_http_endpoint
     from penstock.app.role_certificates import open_certificates
 
     config = run.config
@@ -70,8 +76,8 @@ async def _run_manager(run: RoleRun) -> None:
         adopt_orphans(stack)  # processes that commands of event triggers left behind
         certificates = open_certificates(config, stack)
         address = reserve_manager(config, stack)
-        me = ManagerRecord(manager_id=run.name, address=advertised_manager(config, address.port or 0))
-        sockets = manager_sockets(config, run.paths.folder)
+        me = ManagerRecord(manager_id=run.name, address=find_advertised_manager(config, address.port or 0))
+        sockets = find_manager_sockets(config, run.paths.folder)
         addresses = [run.paths.manager, *([] if sockets is not None else [str(address)])]
         # Uploaded models need no folder, so the default folder may be missing.
         has_models = "models" in config.model_fields_set or config.models.exists()
@@ -80,7 +86,7 @@ async def _run_manager(run: RoleRun) -> None:
         await open_health_listeners(
             config, run.paths, MANAGER_PORTS, opened.problem, certificates, stack, cluster_metrics, health, guard
         )
-        behind = http_services(opened, run.paths.manager, stack)
+        behind = make_http_services(opened, run.paths.manager, stack)
         registry = await open_http_endpoint(config, behind, address.host, certificates, stack, sockets)
         if sockets is not None:
             await open_manager_edge(config, run.paths.folder, address, registry, sockets, certificates, stack)
@@ -92,7 +98,7 @@ async def _run_manager(run: RoleRun) -> None:
 
 def reserve_manager(config: Config, stack: AsyncExitStack) -> Address:
     """Reserve the manager's port for other hosts, so that no other process can share it; return its address."""
-    wanted = manager_address(config)
+    wanted = find_manager_address(config)
     port = stack.enter_context(reserve_port(wanted.host, wanted.port or 0, "--bind")).getsockname()[1]
     return Address(wanted.host, port)
 
@@ -100,7 +106,7 @@ def reserve_manager(config: Config, stack: AsyncExitStack) -> Address:
 async def open_manager(
     config: Config,
     stack: AsyncExitStack,
-    me: ManagerRecord,
+    own_record: ManagerRecord,
     certificates: "Certificates",
     *addresses: str,
     is_fresh: bool = False,
@@ -118,7 +124,7 @@ async def open_manager(
     from penstock.app.registry_endpoint import open_registry
     from penstock.app.role_certificates import make_guard
     from penstock.features.admin.admin_service import ClusterService
-    from penstock.features.admin.cluster_metrics import Overview
+    from penstock.features.admin.cluster_metrics import ClusterOverview
     from penstock.features.admin.cluster_watch import StatusSource
     from penstock.features.direct.direct_service import DirectService
     from penstock.features.direct.discovery import Discovery
@@ -157,29 +163,29 @@ async def open_manager(
     audit = Audit(store)
     control = ControlPlane(
         store,
-        me,
+        own_record,
         LEASE_S if is_shared else SOLE_LEASE_S,
         plan_audit=audit.plan,
         on_event=triggers.receive,
     )
     registry = open_registry(config, cast(MetadataStore, AuditedStore(store, audit)), control.events.emit, stack)
     deployer = Deployer(control, config.models if has_models else None, registry.choose, config.watch)
-    guard = make_guard(config, manager_address(config).host)
+    guard = make_guard(config, find_manager_address(config).host)
     secret = config.access.secret
     keys = Keys(control, guard, secret.get_secret_value().encode() if secret is not None else b"")
     signing = Signing(control)
     rollouts = Rollouts(control, deployer, RolloutMetrics(CollectorRegistry()))
-    overview = Overview(control)
+    overview = ClusterOverview(control)
     policies = PolicyRegistry(control)
     manager = Manager(control, deployer, [keys, signing, audit, rollouts, policies, overview], is_fresh=is_fresh)
     stack.push_async_callback(manager.close)
     await manager.start(is_sole=not is_shared)
 
     managers = Channels(lambda: keys.managers_key, certificates.files)
-    hosts = (config.host, manager_address(config).host)
+    hosts = (config.host, find_manager_address(config).host)
     are_required = any(config.find_key_requirement(host) == "required" for host in hosts)
     access, rolling = AccessService(keys, audit, signing, are_required), RolloutService(rollouts)
-    watched: dict[str, StatusSource] = {"keys": access.statuses, "rollouts": rolling.statuses}
+    watched: dict[str, StatusSource] = {"keys": access.list_statuses, "rollouts": rolling.list_statuses}
     cluster = ClusterService(control, deployer, overview, managers, watched)
     discovery = Discovery(control, keys, signing, bool(config.tls.cert))
     health = health_aio.HealthServicer()
@@ -208,4 +214,4 @@ async def open_manager(
             return "the metadata store does not answer"
         return "" if control.epoch or control.election.leader else "no manager leads"
 
-    return OpenManager(problem, overview.collector, registry, health, guard, control, managers)
+    return OpenManager(problem, overview.make_collector, registry, health, guard, control, managers)

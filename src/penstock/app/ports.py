@@ -48,19 +48,19 @@ def open_unix_socket(path: str) -> socket.socket:
     return opened
 
 
-async def open_own_socket(host: str, flag: str, port: int) -> socket.socket:
+async def open_unshared_socket(host: str, flag: str, port: int) -> socket.socket:
     """Open a listening socket that is not shared."""
     opened = _bind(host, port, flag, socket.SO_REUSEADDR)
     opened.listen(BACKLOG)
     return opened
 
 
-async def open_default_port(listen: Callable[[int], Awaitable[T]], wanted: int | None, usual: int) -> T:
+async def open_default_port(listen: Callable[[int], Awaitable[T]], requested_port: int | None, default_port: int) -> T:
     """Listen at the port `wanted`; if it is None, at the port `usual`, or at a free port if `usual` is in use."""
     try:
-        return await listen(usual if wanted is None else wanted)
+        return await listen(default_port if requested_port is None else requested_port)
     except ConfigError:
-        if wanted is not None:
+        if requested_port is not None:
             raise
         return await listen(0)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from penstock.app.ports import open_default_port, open_own_socket, open_unix_socket, reserve_port
+from penstock.app.ports import open_default_port, open_unix_socket, open_unshared_socket, reserve_port
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.endpoints.guard import Guard
@@ -17,7 +17,7 @@ from penstock.features.edge.gateway_sockets import GatewaySockets
 from penstock.features.registry.model_registry import ModelRegistry
 from penstock.storage.metadata.metadata_store import MetadataStore
 from penstock.storage.objects.object_store import open_objects
-from penstock.storage.process_addresses import http_scheme
+from penstock.storage.process_addresses import choose_http_scheme
 from penstock.telemetry.background import BackgroundTasks
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.leader_connection import FixedLeader, LeaderClient
@@ -45,7 +45,7 @@ def open_registry(
     objects = open_objects(config.registry.objects, config.data_dir / "objects", config.s3)
     registry = ModelRegistry(store, objects, config.data_dir / "uploads", config.registry, on_event)
     tasks = BackgroundTasks("registry")
-    tasks.supervise("registry-files", registry.collect_later, deadline_s=None)
+    tasks.supervise("registry-files", registry.wait_and_delete_unused_files, deadline_s=None)
     stack.push_async_callback(tasks.close)
     return registry
 
@@ -56,15 +56,15 @@ class HttpServices(NamedTuple):
     registry: ModelRegistry
     guard: Guard
     leader: LeaderClient  # for administration calls
-    own: LeaderClient  # always this manager, for reads
+    own_manager: LeaderClient  # always this manager, for reads
 
 
-def http_services(opened: "OpenManager", own: str, stack: AsyncExitStack) -> HttpServices:
-    """Return the parts for the HTTP endpoint; `own` is the manager's unix socket."""
+def make_http_services(opened: "OpenManager", manager_socket: str, stack: AsyncExitStack) -> HttpServices:
+    """Return the parts for the HTTP endpoint; `manager_socket` is its unix socket."""
     from penstock.manager.leading.elected_manager import ElectedManager
 
-    leader = LeaderClient(ElectedManager(opened.control, own), opened.managers)
-    reads = LeaderClient(FixedLeader(own), opened.managers)
+    leader = LeaderClient(ElectedManager(opened.control, manager_socket), opened.managers)
+    reads = LeaderClient(FixedLeader(manager_socket), opened.managers)
     for each in (leader, reads):
         stack.push_async_callback(each.close)
     return HttpServices(opened.registry, opened.guard, leader, reads)
@@ -72,7 +72,7 @@ def http_services(opened: "OpenManager", own: str, stack: AsyncExitStack) -> Htt
 
 async def open_http_endpoint(
     config: Config,
-    behind: HttpServices,
+    services: HttpServices,
     host: str,
     certificates: Certificates,
     stack: AsyncExitStack,
@@ -93,10 +93,10 @@ async def open_http_endpoint(
         create_websocket_protocol,
     )
 
-    listen = partial(open_own_socket if sockets is None else _reserve_port, host, "registry.http_port")
+    listen = partial(open_unshared_socket if sockets is None else _reserve_port, host, "registry.http_port")
     opened = await open_default_port(listen, config.registry.http_port, DEFAULT_PORT)
-    http_guard = HttpGuard(config.model_copy(update={"host": host}), behind.guard, list_machine_names())
-    app = LazyApp(partial(_build_app, http_guard, behind))
+    http_guard = HttpGuard(config.model_copy(update={"host": host}), services.guard, list_machine_names())
+    app = LazyApp(partial(_build_app, http_guard, services))
     limits = config.limits.model_copy(update=LIMITS)
     address = Address(host, opened.getsockname()[1])
     if sockets is not None:
@@ -114,7 +114,7 @@ async def open_http_endpoint(
         is_behind_edge=is_behind_edge,
     )
     stack.push_async_callback(close)
-    log.info("registry_listening", http=f"{http_scheme(config)}://{address}")
+    log.info("registry_listening", http=f"{choose_http_scheme(config)}://{address}")
     return address
 
 
@@ -122,13 +122,13 @@ async def _reserve_port(host: str, flag: str, port: int) -> socket.socket:
     return reserve_port(host, port, flag)
 
 
-def _build_app(http_guard: "HttpGuard", behind: HttpServices) -> "ManagerApp":
+def _build_app(http_guard: "HttpGuard", services: HttpServices) -> "ManagerApp":
     from penstock.features.admin.apps import ManagerApp, build_cluster_app
     from penstock.features.admin.manager_calls import ClusterCalls
     from penstock.features.registry.registry_rest import RegistryRest
 
     def build(admit: "Admit") -> "FastAPI":
-        calls = ClusterCalls(behind.leader, behind.own)
-        return build_cluster_app(calls, version("penstock-serve"), admit, RegistryRest(behind.registry))
+        calls = ClusterCalls(services.leader, services.own_manager)
+        return build_cluster_app(calls, version("penstock-serve"), admit, RegistryRest(services.registry))
 
     return ManagerApp(http_guard, build)

@@ -22,4 +22,4 @@ def open_certificates(config: Config, stack: AsyncExitStack) -> Certificates:
 
 def make_guard(config: Config, host: str, tokens: TokenReader | None = None) -> Guard:
     owners = CertificatePrincipals(config.tls.principals)
-    return Guard(config.find_key_requirement(host), tokens, owners.principal if config.tls.principals else None)
+    return Guard(config.find_key_requirement(host), tokens, owners.find_principal if config.tls.principals else None)

@@ -16,7 +16,7 @@ from penstock.core.config import Config
 from penstock.core.errors import PenstockError
 from penstock.manager.fleet.tether import TetheredProcess
 from penstock.storage.process_addresses import ServerPaths
-from penstock.storage.server_folders import run_folder
+from penstock.storage.server_folders import create_run_folder
 from penstock.telemetry.logs import start_logs
 
 LEAVE_S = 8.0  # after draining, for the process to end: models have five seconds to close
@@ -81,7 +81,7 @@ def _open_paths(start: RoleStart) -> Iterator[tuple[ServerPaths, Config]]:
         yield paths, paths.read_config()
         return
     assert start.config is not None
-    with run_folder() as folder:
+    with create_run_folder() as folder:
         yield ServerPaths(folder), start.config
 
 

@@ -11,7 +11,7 @@ from penstock.app.role_process import RoleRun, RoleStart, run_role, tune_garbage
 from penstock.features.registry.sources import ModelSources
 from penstock.gateway.native_grpc.server_choice import choose_grpc_server
 from penstock.storage.process_addresses import check_join, is_clustered
-from penstock.telemetry.background import BackgroundTasks, failing_loop
+from penstock.telemetry.background import BackgroundTasks, describe_failing_loop
 from penstock.telemetry.metrics import WorkerMetrics, share_metrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.loop import Worker
@@ -63,7 +63,7 @@ class _ReadinessReport:
         self._is_open = False
 
     async def update(self) -> None:
-        problem = await self._worker.problem() or failing_loop()
+        problem = await self._worker.problem() or describe_failing_loop()
         if self._worker.has_attached and not self._is_open:
             self._reported, self._is_open = None, True
             self._tether.report_open()

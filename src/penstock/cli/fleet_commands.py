@@ -97,9 +97,9 @@ def down(address: Address = "auto", name: FleetName = "ray", drain_s: DrainS = 2
 
 def status(address: Address = "auto", name: FleetName = "ray", as_json: AsJson = False) -> None:
     """List the roles of a fleet and the machines they run on."""
-    from penstock.app.fleet_control import fleet_status
+    from penstock.app.fleet_control import read_fleet_status
 
-    _print_roles(fleet_status(address, name), as_json)
+    _print_roles(read_fleet_status(address, name), as_json)
 
 
 def _print_roles(roles: list[dict[str, Any]], as_json: bool) -> None:

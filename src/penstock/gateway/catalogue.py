@@ -21,7 +21,7 @@ from penstock.router.lanes.lane import ConnectedWorker
 from penstock.serving.admission import Admission
 from penstock.serving.readiness import Readiness
 from penstock.serving.resolve import Resolver
-from penstock.telemetry.background import failing_loop
+from penstock.telemetry.background import describe_failing_loop
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -84,7 +84,8 @@ class Catalogue:
             return "it is shutting down"
         if not self.resolver.has_cluster_state:
             return "it has not received its models from the manager yet"
-        return self._readiness.find_problem(self.resolver.list_views(), self.resolver.held_block_ids) or failing_loop()
+        problem = self._readiness.find_problem(self.resolver.list_views(), self.resolver.held_block_ids)
+        return problem or describe_failing_loop()
 
     def is_server_ready(self) -> bool:
         return not self.explain_unreadiness()

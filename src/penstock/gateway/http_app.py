@@ -107,9 +107,9 @@ def build_http_app(
         )
         found = await asyncio.to_thread(build_openapi_document, routed, models, build_schemas(*messages))
         if administration is not None:
-            from penstock.features.admin.apps import cluster_document
+            from penstock.features.admin.apps import build_cluster_document
 
-            further = await cluster_document(cast(FastAPI, await administration.app()))
+            further = await build_cluster_document(cast(FastAPI, await administration.app()))
             found["paths"] |= further["paths"]
             found["components"]["schemas"] = further["components"]["schemas"] | found["components"]["schemas"]
         return found

@@ -39,27 +39,27 @@ class BlockTable:
         self._adopted: set[str] = set()  # models with an unfinished change, derived from the blocks that workers hold
         self._changes = TableChanges()
 
-    def blocks(self) -> list[DeployedBlock]:
+    def list_blocks(self) -> list[DeployedBlock]:
         return list(self._blocks.values())
 
-    def shown_blocks(self) -> list[DeployedBlock]:
+    def list_shown_blocks(self) -> list[DeployedBlock]:
         return [block for block in self._blocks.values() if block.is_shown]
 
     def get(self, block_id: str) -> DeployedBlock | None:
         return self._blocks.get(block_id)
 
-    def assigned_blocks(self) -> list[DeployedBlock]:
+    def list_assigned_blocks(self) -> list[DeployedBlock]:
         """Return the blocks that workers should hold; new blocks come last."""
         wanted = [block for block in self._blocks.values() if block.is_assigned]
         return sorted(wanted, key=lambda block: block.is_new)
 
-    def of_model(self, model: str) -> list[DeployedBlock]:
+    def list_model_blocks(self, model: str) -> list[DeployedBlock]:
         return self._models.get(model, [])
 
-    def workers(self) -> frozenset[str]:
+    def list_workers(self) -> frozenset[str]:
         return self._workers
 
-    def targets(self, block: DeployedBlock) -> frozenset[str]:
+    def find_target_workers(self, block: DeployedBlock) -> frozenset[str]:
         """Return the attached workers that should hold the block."""
         if block.is_everywhere:
             return self._open
@@ -68,14 +68,14 @@ class BlockTable:
             return frozenset(block.workers)
         return self._workers.intersection(self._placed.get(block.block_id, ()))
 
-    def assigned_to(self, block: DeployedBlock) -> frozenset[str]:
+    def find_assigned_workers(self, block: DeployedBlock) -> frozenset[str]:
         """Return the workers that are assigned the block now.
 
         Workers that serve the block stay assigned until the block is served by every worker that should hold it.
         """
         if not block.is_assigned:
             return frozenset()
-        targets = self.targets(block)
+        targets = self.find_target_workers(block)
         if not self._may_be_misplaced(block, targets) or self._is_loaded(block):
             return targets
         return targets | {worker for worker, found in block.workers.items() if found.may_serve}
@@ -97,12 +97,12 @@ class BlockTable:
                 self._models.setdefault(model, []).append(block)
             else:
                 block.set_record(each.record, each.revision)
-        for block in self.of_model(model):
+        for block in self.list_model_blocks(model):
             if block.block_id not in present:
                 block.withdraw()
                 block.is_deleted = True
         has_chosen = any(each.record.role is BlockRole.CHOSEN for each in desired)
-        for block in self.of_model(model):
+        for block in self.list_model_blocks(model):
             if block.is_deleted or block.record.role is BlockRole.CHOSEN:
                 continue
             if has_chosen and block.is_wanted and block.is_in_service:
@@ -111,7 +111,7 @@ class BlockTable:
                 block.withdraw()
             block.is_shown = block.is_shown or (not has_chosen and block.record.role is BlockRole.WITHDRAWN)
         self._set_replacements(model)
-        self._advance([model])
+        self._advance_deployments([model])
 
     def mark_stale(self, model: str) -> None:
         """Mark the model's published view as stale."""
@@ -124,15 +124,15 @@ class BlockTable:
             block = self._blocks.get(block_id)
             if block is not None and before.get(block_id) != placed.get(block_id):
                 self._changes.models.add(block.model)
-        self._advance(self._changes.models)
+        self._advance_deployments(self._changes.models)
 
-    def set_closed_workers(self, workers: Iterable[str]) -> None:
+    def set_excluded_workers(self, workers: Iterable[str]) -> None:
         """Set the workers that should hold no blocks; their blocks move to other workers."""
         before, self._closed = self._closed, frozenset(workers)
         if before != self._closed:
             self._open = self._workers - self._closed
             self._changes.models |= self._models.keys()
-            self._advance(self._models)
+            self._advance_deployments(self._models)
 
     def worker_reported(
         self,
@@ -155,21 +155,21 @@ class BlockTable:
         elif is_snapshot:
             reported = {**dict.fromkeys(self._held[worker] - reported.keys()), **reported}
         changed = self._apply_report(worker, reported)
-        self._advance(changed)
+        self._advance_deployments(changed)
         return is_first or bool(changed)
 
     def worker_detached(self, worker: str) -> None:
         """Remove a worker whose connection to the manager ended; the worker may still serve, and may attach again."""
         if worker not in self._workers:
             return
-        new = [block for block in self._blocks.values() if block.is_new and worker in self.targets(block)]
-        self._interrupted[worker] = {block.block_id for block in new if not block.has_answered(worker)}
+        new = [block for block in self._blocks.values() if block.is_new and worker in self.find_target_workers(block)]
+        self._interrupted[worker] = {block.block_id for block in new if not block.has_load_ended(worker)}
         self._set_workers(self._workers - {worker})
         self._changes.workers.add(worker)
         for block in map(self._blocks.__getitem__, self._held.pop(worker)):
             block.report(worker, None)
             self._changes.models.add(block.model)
-        self._advance(self._models)
+        self._advance_deployments(self._models)
 
     def worker_left(self, worker: str) -> None:
         """Remove a worker whose process has ended."""
@@ -179,7 +179,7 @@ class BlockTable:
             if block is not None and block.is_new:
                 block.losses += 1
                 self._changes.models.add(block.model)
-        self._advance(self._models)
+        self._advance_deployments(self._models)
 
     def worker_forgotten(self, worker: str) -> None:
         """Forget a worker that was offline for too long, or that an operator removed."""
@@ -188,30 +188,30 @@ class BlockTable:
     def end_adoption(self) -> None:
         """Stop accepting blocks that the previous leader assigned, because all its workers have attached or ended."""
         self._placed = {
-            block.block_id: tuple(block.workers) for block in self.assigned_blocks() if not block.is_everywhere
+            block.block_id: tuple(block.workers) for block in self.list_assigned_blocks() if not block.is_everywhere
         }
         self.is_adopting = False
         adopted, self._adopted = self._adopted, set()
         self._changes.models |= adopted
-        self._advance(adopted)
+        self._advance_deployments(adopted)
 
     # --- progress
 
     def has_unloaded_unwanted(self, model: str) -> bool:
         """Return whether every worker has unloaded the model's unwanted blocks."""
-        return not any(block.workers for block in self.of_model(model) if not block.is_wanted)
+        return not any(block.workers for block in self.list_model_blocks(model) if not block.is_wanted)
 
-    def has_answered(self, model: str) -> bool:
+    def has_load_ended(self, model: str) -> bool:
         """Return whether every worker has loaded the model's chosen blocks, or has failed to load them."""
-        blocks = [block for block in self.of_model(model) if block.role is Role.CHOSEN]
-        return bool(self._workers) and all(map(self._have_all_answered, blocks))
+        blocks = [block for block in self.list_model_blocks(model) if block.role is Role.CHOSEN]
+        return bool(self._workers) and all(map(self._has_load_ended_everywhere, blocks))
 
-    def failure(self, model: str) -> str:
+    def describe_failure(self, model: str) -> str:
         """Return why a version of the newest deployment failed to load; empty if no version failed."""
-        for block in self.of_model(model):
-            if block.role is Role.CHOSEN and (reason := block.failure()):
-                others = (each for each in self.of_model(model) if each is not block or each.keeps_older_load)
-                serving = [each.version for each in others if each.state()[0] in SERVABLE]
+        for block in self.list_model_blocks(model):
+            if block.role is Role.CHOSEN and (reason := block.describe_failure()):
+                others = (each for each in self.list_model_blocks(model) if each is not block or each.keeps_older_load)
+                serving = [each.version for each in others if each.compute_state()[0] in SERVABLE]
                 still_serving = f"; still serving: version {', '.join(serving)}" if serving else ""
                 return f"version {block.version} failed to load: {reason}{still_serving}"
         return ""
@@ -242,7 +242,7 @@ class BlockTable:
             block = self._blocks.get(block_id)
             if block is None or found is None or block.is_deleted:
                 continue
-            has_chosen = any(other.role is Role.CHOSEN for other in self.of_model(block.model))
+            has_chosen = any(other.role is Role.CHOSEN for other in self.list_model_blocks(block.model))
             if has_chosen and not block.is_wanted:
                 block.role, block.is_shown = Role.STAND_IN, True
                 block.is_in_service = found.may_serve
@@ -256,16 +256,16 @@ class BlockTable:
             self._set_replacements(model)
 
     def _set_replacements(self, model: str) -> None:
-        blocks = [block for block in self.of_model(model) if block.is_wanted]
+        blocks = [block for block in self.list_model_blocks(model) if block.is_wanted]
         standing_in = tuple(block.block_id for block in blocks if block.role is Role.STAND_IN)
         has_others = bool(standing_in) or any(block.is_in_service for block in blocks)
         for block in blocks:
             block.is_new = block.role is Role.CHOSEN and not block.is_in_service and has_others
             block.replaces = standing_in if block.is_new else ()
 
-    def _advance(self, models: Iterable[str]) -> None:
+    def _advance_deployments(self, models: Iterable[str]) -> None:
         for model in list(models):
-            if all(block.is_settled for block in self.of_model(model)):
+            if all(block.is_settled for block in self.list_model_blocks(model)):
                 continue
             if model not in self._adopted:
                 self._put_in_service(model)
@@ -274,7 +274,7 @@ class BlockTable:
 
     def _put_in_service(self, model: str) -> None:
         """Put loaded new blocks into service; when all have loaded, withdraw the versions that they replace."""
-        blocks = self.of_model(model)
+        blocks = self.list_model_blocks(model)
         if not any(block.is_new or block.role is Role.STAND_IN for block in blocks):
             return
         chosen = [block for block in blocks if block.role is Role.CHOSEN]
@@ -289,7 +289,7 @@ class BlockTable:
 
     def _load_older_version(self, model: str) -> None:
         """Load the next older version if every wanted version of the model failed."""
-        blocks = self.of_model(model)
+        blocks = self.list_model_blocks(model)
         spares = [block for block in blocks if not block.is_wanted and block.record.role is BlockRole.SPARE]
         spares = [block for block in spares if block.folder and not block.is_deleted]
         wanted = [block for block in blocks if block.is_wanted]
@@ -301,7 +301,7 @@ class BlockTable:
         self._set_replacements(model)
 
     def _forget_deleted(self, model: str) -> None:
-        for block in [block for block in self.of_model(model) if block.is_deleted and not block.workers]:
+        for block in [block for block in self.list_model_blocks(model) if block.is_deleted and not block.workers]:
             del self._blocks[block.block_id]
             self._models[model].remove(block)
             self._changes.models.add(model)
@@ -312,22 +312,24 @@ class BlockTable:
 
     def _may_change_targets(self, block: DeployedBlock, worker: str) -> bool:
         """Return whether the worker's report may change which workers should hold the block."""
-        targets = self.targets(block)
+        targets = self.find_target_workers(block)
         is_adopted = self.is_adopting and not block.is_everywhere
         return is_adopted or worker not in targets or self._may_be_misplaced(block, targets)
 
     def _has_failed(self, block: DeployedBlock) -> bool:
-        return block.is_given_up or (block.state()[0] is BlockState.FAILED and self._have_all_answered(block))
+        return block.is_given_up or (
+            block.compute_state()[0] is BlockState.FAILED and self._has_load_ended_everywhere(block)
+        )
 
     def _is_loaded(self, block: DeployedBlock) -> bool:
         return (
             not block.is_given_up
-            and self._have_all_answered(block)
-            and all(block.workers[worker].state in SERVABLE for worker in self.targets(block))
+            and self._has_load_ended_everywhere(block)
+            and all(block.workers[worker].state in SERVABLE for worker in self.find_target_workers(block))
         )
 
-    def _have_all_answered(self, block: DeployedBlock) -> bool:
+    def _has_load_ended_everywhere(self, block: DeployedBlock) -> bool:
         if block.is_given_up:
             return True
-        targets = self.targets(block)
-        return bool(targets) and all(map(block.has_answered, targets))
+        targets = self.find_target_workers(block)
+        return bool(targets) and all(map(block.has_load_ended, targets))

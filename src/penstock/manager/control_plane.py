@@ -25,7 +25,7 @@ class ControlPlane:
     def __init__(
         self,
         store: MetadataStore,
-        me: ManagerRecord | None = None,
+        own_record: ManagerRecord | None = None,
         lease_s: float = SOLE_LEASE_S,
         rules: LivenessRules | None = None,
         plan_audit: PlanAudit = plan_no_audit,
@@ -36,14 +36,14 @@ class ControlPlane:
         self._confirming = asyncio.Lock()
         self._waiters = Waiters()
         self.wait_until, self.wait_for = self._waiters.wait_until, self._waiters.wait_for
-        self.election = Election(store, me or ManagerRecord(manager_id="manager", address=""), lease_s)
+        self.election = Election(store, own_record or ManagerRecord(manager_id="manager", address=""), lease_s)
         self.store = DesiredStore(store, self.election, self._waiters, plan_audit)
         self.desired, self.commit = self.store.state, self.store.commit
         self.events = Events(self.desired, self.commit, self.store.add, on_event)
         self.membership = Membership(self.desired, self.commit)
-        self.term = self.new_term(0)
+        self.term = self.create_term(0)
 
-    def new_term(self, epoch: int, is_fresh: bool = False) -> Term:
+    def create_term(self, epoch: int, is_fresh: bool = False) -> Term:
         """Create the state of a new period of leadership; `epoch` 0 means that this manager does not lead."""
         return Term(epoch, self.desired, self._rules, now(), is_fresh)
 
@@ -58,9 +58,9 @@ class ControlPlane:
 
     def check_leads(self) -> None:
         if not self.epoch:
-            raise self.election.not_leading()
+            raise self.election.make_not_leading_error()
 
-    async def confirm_epoch(self, history: str, epoch: int) -> None:
+    async def check_peer_epoch(self, history: str, epoch: int) -> None:
         """Write a new history id, which invalidates all epochs, if a peer knows a later epoch than this leader.
 
         The peer's epoch is later if another manager has become leader, or if the store was restored from an older copy.

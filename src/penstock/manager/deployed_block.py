@@ -116,20 +116,20 @@ class DeployedBlock:
             self.has_served = self.has_served or state.is_serving
         return True
 
-    def has_answered(self, worker: str) -> bool:
+    def has_load_ended(self, worker: str) -> bool:
         """Return whether the worker has loaded the newest revision, or has failed to load it."""
         found = self.workers.get(worker)
         return found is not None and found.revision >= self.revision and found.state is not LOADING
 
-    def state(self) -> tuple[BlockState, str]:
+    def compute_state(self) -> tuple[BlockState, str]:
         if not self.is_wanted:
             return UNLOADED, "unloaded"
         if self.is_given_up:
             return FAILED, LOST_REASON
-        reason = self.failure()
+        reason = self.describe_failure()
         if self._serving and not self.is_new:
             return READY, reason and self._format_partial_failure(reason)
-        states = self._reported_states()
+        states = self._list_reported_states()
         if self.is_new:
             has_failed = FAILED in states and LOADING not in states
             return (FAILED, reason) if has_failed else (LOADING, "loading")
@@ -138,7 +138,7 @@ class DeployedBlock:
             return DORMANT, next((each.reason for each in self.workers.values() if each.state is DORMANT), "")
         return (FAILED, reason) if states == {FAILED} else (LOADING, "loading")
 
-    def failure(self) -> str:
+    def describe_failure(self) -> str:
         """Return why a worker failed to load the newest revision; empty if no worker failed."""
         if self.is_given_up:
             return LOST_REASON
@@ -158,14 +158,14 @@ class DeployedBlock:
             return f"still serving, but reloading failed: {reason}"
         return f"failed on {self._state_counts[FAILED]} of {len(self.workers)} workers: {reason}"
 
-    def _reported_states(self) -> set[BlockState]:
+    def _list_reported_states(self) -> set[BlockState]:
         if not self._state_counts[FAILED]:
             return {state for state, workers in self._state_counts.items() if workers}
         return {LOADING if self._is_outdated(found) else found.state for found in self.workers.values()}
 
-    def _is_outdated(self, found: WorkerState) -> bool:
+    def _is_outdated(self, worker_state: WorkerState) -> bool:
         """Return whether the worker failed to load an older revision and has not reported on the newest revision."""
-        return found.state is FAILED and found.revision < self.revision
+        return worker_state.state is FAILED and worker_state.revision < self.revision
 
 
 def _build_demand(block_id: str, record: BlockRecord) -> BlockDemand:

@@ -45,7 +45,7 @@ class GatewayRecord(StoredValue):
 class GatewayList(StoredValue):
     gateways: tuple[GatewayRecord, ...] = ()
 
-    def members(self) -> tuple[GatewayMember, ...]:
+    def list_members(self) -> tuple[GatewayMember, ...]:
         return tuple(GatewayMember(each.gateway_id, each.endpoint, each.address) for each in self.gateways)
 
 
@@ -68,7 +68,7 @@ class UnreadableRecord(NamedTuple):
 
 
 @dataclass(slots=True)
-class Folded:
+class StateChanges:
     """The parts of the desired state that a snapshot or a list of writes changed."""
 
     models: set[str] = field(default_factory=set)  # models whose blocks changed
@@ -95,54 +95,54 @@ class DesiredState:
         self.revisions: dict[str, int] = {}  # revision of each record's last write, by key
         self._models: dict[str, dict[str, DesiredBlock]] = {}
 
-    def of_model(self, model: str) -> list[DesiredBlock]:
+    def list_model_blocks(self, model: str) -> list[DesiredBlock]:
         return list(self._models.get(model, {}).values())
 
-    def block(self, model: str, version: str) -> DesiredBlock | None:
-        return next((each for each in self.of_model(model) if each.record.version == version), None)
+    def find_block(self, model: str, version: str) -> DesiredBlock | None:
+        return next((each for each in self.list_model_blocks(model) if each.record.version == version), None)
 
     def is_unloaded(self, model: str) -> bool:
         """Return whether an operator unloaded the model and no operator has loaded the model again."""
-        roles = {each.record.role for each in self.of_model(model)}
+        roles = {each.record.role for each in self.list_model_blocks(model)}
         return BlockRole.WITHDRAWN in roles and BlockRole.CHOSEN not in roles
 
-    def restart(self, snapshot: Snapshot) -> Folded:
+    def replace_all(self, snapshot: Snapshot) -> StateChanges:
         """Replace the whole state by the snapshot."""
         present = {record.key for record in snapshot.records}
         gone = [Change(key, None, snapshot.revision) for key in self.revisions if key not in present]
         found = [Change(record.key, record.value, record.revision) for record in snapshot.records]
-        folded = self.fold([*gone, *found])
+        state_changes = self.apply_changes([*gone, *found])
         self.revision = snapshot.revision  # lower than before if the store was restored from an older copy
-        return folded
+        return state_changes
 
-    def fold(self, changes: Iterable[Change]) -> Folded:
-        folded = Folded()
+    def apply_changes(self, changes: Iterable[Change]) -> StateChanges:
+        state_changes = StateChanges()
         for change in changes:
             self.revision = max(self.revision, change.revision)
             self.revisions.pop(change.key, None)
             if change.value is not None:
                 self.revisions[change.key] = change.revision
             try:
-                self._apply_change(change, folded)
+                self._apply_change(change, state_changes)
             except ValidationError as error:
-                folded.unreadable.append(UnreadableRecord(change.key, describe_first_problem(error)))
-        return folded
+                state_changes.unreadable.append(UnreadableRecord(change.key, describe_first_problem(error)))
+        return state_changes
 
-    def _apply_change(self, change: Change, folded: Folded) -> None:
+    def _apply_change(self, change: Change, state_changes: StateChanges) -> None:
         key, value = change.key, change.value
         if key.startswith(BLOCKS):
-            self._apply_block(key.removeprefix(BLOCKS), change, folded)
+            self._apply_block(key.removeprefix(BLOCKS), change, state_changes)
         elif key.startswith(ROUTING):
-            folded.routings.add(key.removeprefix(ROUTING))
+            state_changes.routings.add(key.removeprefix(ROUTING))
             _set_or_remove(self.routings, key.removeprefix(ROUTING), value, _read_routing)
         elif key.startswith(FOLDERS):
             _set_or_remove(self.folders, key.removeprefix(FOLDERS), value, FolderRecord.model_validate_json)
         elif key.startswith(WORKERS):
-            folded.workers.add(key.removeprefix(WORKERS))
+            state_changes.workers.add(key.removeprefix(WORKERS))
             _set_or_remove(self.workers, key.removeprefix(WORKERS), value, WorkerRecord.model_validate_json)
         elif key == GATEWAYS:
             self.gateways = GatewayList() if value is None else GatewayList.model_validate_json(value)
-            self.membership, folded.has_gateways = change.revision, True
+            self.membership, state_changes.has_gateways = change.revision, True
         elif key == PRESENT:
             self.present = None if value is None else PresentWorkers.model_validate_json(value)
         elif key == HISTORY:
@@ -150,20 +150,20 @@ class DesiredState:
         elif key.startswith(EVENTS):
             _set_or_remove(self.events, int(key.removeprefix(EVENTS)), value, bytes)
         else:
-            folded.others[key] = value
+            state_changes.others[key] = value
             _set_or_remove(self.others, key, value, bytes)
 
-    def _apply_block(self, block_id: str, change: Change, folded: Folded) -> None:
+    def _apply_block(self, block_id: str, change: Change, state_changes: StateChanges) -> None:
         before = self.blocks.pop(block_id, None)
         if before is not None:
-            folded.models.add(before.record.model)
+            state_changes.models.add(before.record.model)
             del self._models[before.record.model][block_id]
         if change.value is None:
             return
         record = BlockRecord.model_validate_json(change.value)
         block = DesiredBlock(block_id, record, record.generation or change.revision)
         self.blocks[block_id] = self._models.setdefault(record.model, {})[block_id] = block
-        folded.models.add(record.model)
+        state_changes.models.add(record.model)
 
 
 def encode(value: StoredValue) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import structlog
 
 from penstock.core.errors import Conflict, StoreUnavailable
-from penstock.manager.desired_state import HISTORY, DesiredState, Folded
+from penstock.manager.desired_state import HISTORY, DesiredState, StateChanges
 from penstock.manager.leading.election import Election
 from penstock.manager.waiters import Waiters
 from penstock.storage.metadata.following import follow
@@ -37,13 +37,15 @@ class DesiredStore:
         """Wait until the first snapshot is read, or until `APPLY_S` have passed because the store is unavailable."""
         await self._waiters.wait_for(lambda: self._is_synced, APPLY_S)
 
-    async def follow(self) -> AsyncIterator[Folded]:
+    async def follow(self) -> AsyncIterator[StateChanges]:
         async for update in follow(self._store, ""):
-            folded = self.state.restart(update) if isinstance(update, Snapshot) else self.state.fold(update)
-            for key, reason in folded.unreadable:
+            state_changes = (
+                self.state.replace_all(update) if isinstance(update, Snapshot) else self.state.apply_changes(update)
+            )
+            for key, reason in state_changes.unreadable:
                 log.warning("record_skipped", key=key, reason=reason)
             self._is_synced = True
-            yield folded
+            yield state_changes
 
     async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
         """Write changes if this manager leads; return their revision when this manager has applied the changes."""
@@ -54,20 +56,20 @@ class DesiredStore:
         for first in range(0, len(writes), MAX_WRITES):
             try:
                 part = writes[first : first + MAX_WRITES]
-                revision = await self._store.commit(part, [self._election.guard, *compares])
+                revision = await self._store.commit(part, [self._election.write_condition, *compares])
             except Conflict as error:
                 if compares and self._election.epoch:
                     raise
-                raise self._election.not_leading() from error  # another manager leads
-        await self._wait_folded(revision)
+                raise self._election.make_not_leading_error() from error  # another manager leads
+        await self._wait_applied(revision)
         return revision
 
     async def add(self, writes: Sequence[Write]) -> None:
         """Write new records, even if this manager does not lead; raise Conflict if one of the records exists."""
         unused = [Compare(write.key, 0) for write in writes if write.value is not None]
-        await self._wait_folded(await self._store.commit(writes, unused))
+        await self._wait_applied(await self._store.commit(writes, unused))
 
-    async def _wait_folded(self, revision: int) -> None:
+    async def _wait_applied(self, revision: int) -> None:
         if not await self._waiters.wait_for(lambda: self.state.revision >= revision, APPLY_S):
             raise StoreUnavailable(
                 f"the change was written, but the metadata store did not report it within {APPLY_S:g} s; "

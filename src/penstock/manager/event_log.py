@@ -128,19 +128,24 @@ class Events:
         numbers = sorted(self._state.events)
         first = (numbers[-1] if numbers else 0) + 1 + ahead
         excess = len(numbers) + len(batch) - MAX_EVENTS
-        new = [Write(_event_key(first + index), encode(event), may_wait=True) for index, event in enumerate(batch)]
+        new = [Write(_make_event_key(first + index), encode(event), may_wait=True) for index, event in enumerate(batch)]
         return [
             *new,
-            *(Write(_event_key(number), None, may_wait=True) for number in numbers[: max(0, min(excess, 64))]),
+            *(Write(_make_event_key(number), None, may_wait=True) for number in numbers[: max(0, min(excess, 64))]),
         ]
 
 
-def _event_key(number: int) -> str:
+def _make_event_key(number: int) -> str:
     return f"{EVENTS}{number:020}"
 
 
 def find_newest(
-    entries: Mapping[int, bytes], kind: type[E], is_wanted: Callable[[E], bool], after: int, limit: int, before: int
+    entries: Mapping[int, bytes],
+    entry_type: type[E],
+    is_wanted: Callable[[E], bool],
+    after: int,
+    limit: int,
+    before: int,
 ) -> list[tuple[int, E]]:
     """Return the newest entries for which `is_wanted`, oldest first, numbered above `after` and below `before`."""
     found: list[tuple[int, E]] = []
@@ -150,7 +155,7 @@ def find_newest(
         if before and number >= before:
             continue
         try:
-            entry = kind.model_validate_json(entries[number])
+            entry = entry_type.model_validate_json(entries[number])
         except ValidationError:
             continue  # written by another version of Penstock
         if is_wanted(entry):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.cluster.model_answers import ModelAnswers
-from penstock.manager.desired_state import Folded
+from penstock.manager.desired_state import StateChanges
 from penstock.manager.term import Term
 
 
@@ -28,7 +28,7 @@ class ManagerFeature:
     async def close(self) -> None:
         """Stop background tasks."""
 
-    def state_changed(self, folded: Folded) -> None:
+    def state_changed(self, state_changes: StateChanges) -> None:
         """React to changes of the desired state. Called on every manager."""
 
     def term_started(self, term: Term) -> None:
@@ -37,7 +37,7 @@ class ManagerFeature:
     def traffic_reported(self, report: TrafficReport) -> None:
         """Process the traffic report of a gateway."""
 
-    async def before_load(self, model: str) -> None:
+    async def prepare_load(self, model: str) -> None:
         """Prepare for loading a model again; raise an error to refuse the load."""
 
     def chooses_versions(self, model: str) -> bool:

@@ -68,7 +68,7 @@ class Manager:
         """Deploy the model again from its folder, and return when every worker has loaded it."""
         self.control.check_leads()
         for feature in self._features:
-            await feature.before_load(model)
+            await feature.prepare_load(model)
         await self.deployer.load(model)
 
     def report_traffic(self, report: TrafficReport) -> None:
@@ -76,10 +76,10 @@ class Manager:
             feature.traffic_reported(report)
 
     async def _follow(self) -> None:
-        async for folded in self.control.store.follow():
-            self.control.term.fold(folded)
+        async for state_changes in self.control.store.follow():
+            self.control.term.apply_changes(state_changes)
             for feature in self._features:
-                feature.state_changed(folded)
+                feature.state_changed(state_changes)
             await self.control.notify(is_changed=True)
 
     # --- leading
@@ -90,7 +90,7 @@ class Manager:
         if epoch == control.term.epoch:
             return
         self._term_tasks.cancel()
-        control.set_term(control.new_term(0))
+        control.set_term(control.create_term(0))
         if epoch:
             self._term_tasks.spawn(self._start_term(epoch))
 
@@ -104,7 +104,7 @@ class Manager:
             except PenstockError as error:
                 log.warning("writing_history_failed", error=error.message)
                 await asyncio.sleep(RETRY_S)
-        term = control.new_term(epoch, self._is_fresh)
+        term = control.create_term(epoch, self._is_fresh)
         for feature in self._features:
             feature.term_started(term)
         control.set_term(term)
@@ -149,7 +149,7 @@ class Manager:
         """Write which workers are present. Runs in its own loop, because the ticks must not wait for a slow store."""
         await self.control.membership.tick(now())
         term = self.control.term
-        present = term.present()
+        present = term.list_present_workers()
         if term.is_adopting or present == self.control.desired.present:
             return
         try:  # the next leader waits only for the workers that are written here

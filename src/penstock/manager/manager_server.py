@@ -32,7 +32,7 @@ class LeaderService(LeadersServicer):
     @needs_scope(*Scope)
     async def Leader(self, request: LeaderRequest, context: grpc.aio.ServicerContext) -> LeaderResponse:  # noqa: N802
         with suppress(PenstockError):  # another manager leads, or the store is unavailable
-            await self._control.confirm_epoch(request.history, request.epoch)
+            await self._control.check_peer_epoch(request.history, request.epoch)
         election = self._control.election
         epoch = election.epoch
         return LeaderResponse(

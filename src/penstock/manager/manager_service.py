@@ -43,7 +43,7 @@ from penstock.manager.publishing.publisher import (
     WorkerUpdate,
 )
 from penstock.manager.publishing.versioned_map import MapDelta, VersionedMap
-from penstock.manager.term import BlockCount, Facts, Load, Report
+from penstock.manager.term import BlockCount, BlocksReport, WorkerFacts, WorkerLoad
 from penstock.manager.worker_liveness import WorkerArrived, WorkerReported, WorkerStreamEnded
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
@@ -73,13 +73,13 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         reported = WorkerReported(worker, stream)
         term.worker_joined(arrived, _decode_facts(first), _decode_report(first), now())
         if first.HasField("load"):  # the first load contains all counts
-            term.worker_reported(reported, Report((), is_snapshot=False), _decode_load(first.load), now())
-        peer = _PeerState.of(first, history, epoch)
+            term.worker_reported(reported, BlocksReport((), is_snapshot=False), _decode_load(first.load), now())
+        peer = _PeerState.from_first_message(first, history, epoch)
         receiving = asyncio.create_task(self._receive(reports, peer, partial(self._apply_report, reported)))
         try:
             await control.notify(is_changed=True)
             if stream not in term.refused:
-                updates = term.publisher.assignment(worker)
+                updates = term.publisher.get_assignment(worker)
 
                 def is_over() -> bool:
                     return peer.is_over or not self._is_term_current(history, epoch) or stream in term.refused
@@ -88,7 +88,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                     yield _encode_assignment(delta, history, epoch)
             if stream in term.refused:
                 refusal = term.refused[stream]
-                is_removed = term.record(worker).removed == arrived.incarnation
+                is_removed = term.get_worker_record(worker).removed == arrived.incarnation
                 code = grpc.StatusCode.FAILED_PRECONDITION if is_removed else grpc.StatusCode.ABORTED
                 await context.abort(grpc.StatusCode.ALREADY_EXISTS if refusal.is_name_taken else code, refusal.reason)
         finally:
@@ -103,10 +103,10 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             raise InvalidRequest("gateway_id or endpoint is empty: the first message of a gateway must contain both")
         history, epoch = await self._check_leads(first)
         gateway = GatewayRecord(gateway_id=first.gateway_id, endpoint=first.endpoint, address=first.address)
-        peer = _PeerState.of(first, history, epoch)
+        peer = _PeerState.from_first_message(first, history, epoch)
         receiving = asyncio.create_task(self._receive(requests, peer, self._report_traffic))
         try:
-            await control.membership.joined(stream, gateway, first.incarnation)
+            await control.membership.add_gateway(stream, gateway, first.incarnation)
             self._report_traffic(first)
             term = control.term
             if first.epoch:
@@ -120,7 +120,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         finally:
             receiving.cancel()
             if control.epoch == epoch:
-                await control.membership.left(stream, gateway.gateway_id, peer.is_leaving)
+                await control.membership.stream_ended(stream, gateway.gateway_id, peer.is_leaving)
 
     @needs_scope(Scope.JOIN)
     async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
@@ -141,13 +141,13 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         return pb.SetRoutingResponse()
 
     def _check_change(self, model: str) -> None:
-        check_change(model, (block.block_id for block in self._control.desired.of_model(model)))
+        check_change(model, (block.block_id for block in self._control.desired.list_model_blocks(model)))
 
     async def _check_leads(self, first: pb.WorkerReport | pb.WatchRequest) -> tuple[str, int]:
         """Return the current history id and epoch; raise NotLeader if this manager does not lead."""
         if not (epoch := self._control.epoch):
-            raise self._control.election.not_leading()
-        await self._control.confirm_epoch(first.history, first.epoch)
+            raise self._control.election.make_not_leading_error()
+        await self._control.check_peer_epoch(first.history, first.epoch)
         return self._control.desired.history, epoch
 
     def _is_term_current(self, history: str, epoch: int) -> bool:
@@ -159,11 +159,11 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         """Yield changes as fast as the peer reads; a slow peer gets several changes as one delta."""
         has_sent = False
         while not is_over():
-            if not has_sent or peer.seen != updates.revision:
-                delta = updates.since(peer.seen)
-                peer.seen, has_sent = delta.revision, True
+            if not has_sent or peer.seen_revision != updates.revision:
+                delta = updates.read_since(peer.seen_revision)
+                peer.seen_revision, has_sent = delta.revision, True
                 yield delta
-            await self._control.wait_until(lambda: is_over() or peer.seen != updates.revision)
+            await self._control.wait_until(lambda: is_over() or peer.seen_revision != updates.revision)
 
     async def _receive(self, messages: AsyncIterator[M], peer: "_PeerState", take: Callable[[M], None]) -> None:
         try:
@@ -201,10 +201,10 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
 class _PeerState:
     """The last revision that a peer has seen, and the state of the peer's side of the stream."""
 
-    seen: int
+    seen_revision: int
 
     @classmethod
-    def of(cls, first: pb.WorkerReport | pb.WatchRequest, history: str, epoch: int) -> "_PeerState":
+    def from_first_message(cls, first: pb.WorkerReport | pb.WatchRequest, history: str, epoch: int) -> "_PeerState":
         """Return a state that sends changes after the peer's revision or, if that is from another term, a snapshot."""
         return cls(first.revision if (first.history, first.epoch) == (history, epoch) else 0)
 
@@ -212,30 +212,30 @@ class _PeerState:
     is_over: bool = False  # the peer has ended its side of the stream
 
     def update(self, is_lost: bool, is_leaving: bool) -> None:
-        self.seen = 0 if is_lost else self.seen
+        self.seen_revision = 0 if is_lost else self.seen_revision
         self.is_leaving = is_leaving
 
 
 # --- protobuf messages to and from the manager's types
 
 
-def _decode_facts(report: pb.WorkerReport) -> Facts:
+def _decode_facts(report: pb.WorkerReport) -> WorkerFacts:
     facts = to_plain_values(report.facts)
     shared = tuple(SharedCapacity(**each) for each in facts.pop("shared"))
-    return Facts(**facts, shared=shared, pid=report.pid)
+    return WorkerFacts(**facts, shared=shared, pid=report.pid)
 
 
-def _decode_report(report: pb.WorkerReport) -> Report:
+def _decode_report(report: pb.WorkerReport) -> BlocksReport:
     # A state that only a later version of Penstock knows is treated as loading.
     states = [
         (b.block_id, WorkerState(STATES.get(b.state, BlockState.LOADING), b.reason, b.revision, b.is_serving, b.is_new))
         for b in report.blocks
     ]
-    return Report(states, list(report.removed), report.is_snapshot)
+    return BlocksReport(states, list(report.removed), report.is_snapshot)
 
 
-def _decode_load(load: pb.WorkerLoad) -> Load:
-    return Load(
+def _decode_load(load: pb.WorkerLoad) -> WorkerLoad:
+    return WorkerLoad(
         load.cpu,
         load.memory_bytes,
         load.gpu if load.HasField("gpu") else None,
@@ -276,8 +276,8 @@ def _encode_assignment(delta: MapDelta[WorkerUpdate], history: str, epoch: int) 
         epoch=epoch,
         revision=delta.revision,
         is_snapshot=delta.is_snapshot,
-        since=delta.since,
-        removed=_removed_ids(delta),
+        since=delta.since_revision,
+        removed=_list_removed_ids(delta),
     )
     for update in delta.changed.values():
         match update:
@@ -303,11 +303,11 @@ def _encode_view(delta: MapDelta[GatewayUpdate], history: str, epoch: int) -> pb
         epoch=epoch,
         revision=delta.revision,
         is_snapshot=delta.is_snapshot,
-        since=delta.since,
-        removed=_removed_ids(delta),
-        removed_routes=_removed_ids(delta, ROUTE),
-        removed_keys=_removed_ids(delta, KEY),
-        removed_records=_removed_ids(delta, RECORD),
+        since=delta.since_revision,
+        removed=_list_removed_ids(delta),
+        removed_routes=_list_removed_ids(delta, ROUTE),
+        removed_keys=_list_removed_ids(delta, KEY),
+        removed_records=_list_removed_ids(delta, RECORD),
     )
     for update in delta.changed.values():
         match update:
@@ -337,5 +337,5 @@ def _encode_signers(signers: Iterable[tuple[str, bytes]]) -> list[pb.TokenSigner
     return [pb.TokenSigner(kid=kid, public=public) for kid, public in signers]
 
 
-def _removed_ids(delta: MapDelta[T], prefix: str = BLOCK) -> list[str]:
+def _list_removed_ids(delta: MapDelta[T], prefix: str = BLOCK) -> list[str]:
     return [key.removeprefix(prefix) for key in delta.removed if key.startswith(prefix)]

@@ -37,7 +37,7 @@ class Membership:
         until = now() + (0.0 if is_fresh else NEW_LEADER_S)
         self._leave_at = {each.gateway_id: until for each in self._state.gateways.gateways}
 
-    async def joined(self, stream: int, gateway: GatewayRecord, incarnation: str = "") -> None:
+    async def add_gateway(self, stream: int, gateway: GatewayRecord, incarnation: str = "") -> None:
         """Add the gateway; raise NameTaken if another process with this name is connected."""
         connected = self._connected.get(gateway.gateway_id)
         if connected is not None and connected.incarnation != incarnation:
@@ -46,7 +46,7 @@ class Membership:
         self._leave_at.pop(gateway.gateway_id, None)
         await self._write_list()
 
-    async def left(self, stream: int, gateway_id: str, is_leaving: bool) -> None:
+    async def stream_ended(self, stream: int, gateway_id: str, is_leaving: bool) -> None:
         """Record that the gateway's stream ended; remove the gateway at once if `is_leaving`."""
         connected = self._connected.get(gateway_id)
         if connected is None or connected.stream != stream:

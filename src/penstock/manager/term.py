@@ -15,7 +15,7 @@ from penstock.core.cluster.routes import NameRoute
 from penstock.core.generation import GenerationState
 from penstock.manager.block_table import BlockTable
 from penstock.manager.deployed_block import DeployedBlock, WorkerState
-from penstock.manager.desired_state import DesiredState, Folded, PresentWorkers
+from penstock.manager.desired_state import DesiredState, PresentWorkers, StateChanges
 from penstock.manager.placing.placement import Placement, place_blocks
 from penstock.manager.placing.sites import SharedCapacity, WorkerCapacity
 from penstock.manager.publishing.publisher import Publisher
@@ -40,7 +40,7 @@ PLACE_S = 0.5  # seconds between two placements of a large cluster
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class WorkerFacts:
     """The properties that a worker reports when the worker joins."""
 
     node: str = ""  # name of the machine that the worker runs on
@@ -70,7 +70,7 @@ class BlockCount:
 
 
 @dataclass(slots=True)
-class Load:
+class WorkerLoad:
     cpu: float = 0.0  # cores
     memory_bytes: int = 0
     gpu: float | None = None  # share of time in which the GPU was busy
@@ -83,7 +83,7 @@ class Load:
     devices: Sequence[WorkerDevice] = ()
 
 
-class Report(NamedTuple):
+class BlocksReport(NamedTuple):
     states: Iterable[tuple[str, WorkerState]]
     removed: Iterable[str] = ()
     is_snapshot: bool = True
@@ -106,8 +106,8 @@ class Term:
         self.blocks = BlockTable(is_adopting=not is_fresh)
         self.liveness = WorkerLiveness(rules, now)
         self.publisher = Publisher()
-        self.facts: dict[str, Facts] = {}
-        self.loads: dict[str, Load] = {}
+        self.facts: dict[str, WorkerFacts] = {}
+        self.loads: dict[str, WorkerLoad] = {}
         self.refused: dict[int, StreamRefused] = {}  # streams to end, by number
         self.event_drafts: list[EventDraft] = []
         self._state = state
@@ -117,27 +117,27 @@ class Term:
         self._place_at = 0.0
         self._has_changed = False
         for model in {block.record.model for block in state.blocks.values()}:
-            self.blocks.apply(model, state.of_model(model))
-        self._update_closed_workers()
-        self.publisher.gateways_changed(state)
-        self.publisher.workers_keys_changed(())
+            self.blocks.apply(model, state.list_model_blocks(model))
+        self._update_excluded_workers()
+        self.publisher.publish_gateways(state)
+        self.publisher.publish_workers_keys(())
         self._place_and_publish()
 
     # --- events
 
-    def fold(self, folded: Folded) -> None:
-        for model in folded.models:
-            self.blocks.apply(model, self._state.of_model(model))
-        for model in folded.routings:
+    def apply_changes(self, state_changes: StateChanges) -> None:
+        for model in state_changes.models:
+            self.blocks.apply(model, self._state.list_model_blocks(model))
+        for model in state_changes.routings:
             self.blocks.mark_stale(model)
-        if folded.has_gateways:
-            self.publisher.gateways_changed(self._state)
-        if folded.workers:
-            self._update_closed_workers()
-        self._must_place = self._must_place or bool(folded.models or folded.workers)
+        if state_changes.has_gateways:
+            self.publisher.publish_gateways(self._state)
+        if state_changes.workers:
+            self._update_excluded_workers()
+        self._must_place = self._must_place or bool(state_changes.models or state_changes.workers)
         self._place_and_publish()
 
-    def worker_joined(self, arrived: WorkerArrived, facts: Facts, report: Report, now: float) -> None:
+    def worker_joined(self, arrived: WorkerArrived, facts: WorkerFacts, report: BlocksReport, now: float) -> None:
         """Apply the first report of a worker's stream; refuse the stream if another stream of the worker is in use."""
         worker_id = arrived.worker_id
         record = self._state.workers.get(worker_id)
@@ -154,19 +154,21 @@ class Term:
             self.blocks.worker_left(worker_id)  # its earlier process has ended
             self.loads.pop(worker_id, None)
         self.facts[worker_id] = facts
-        self.publisher.workers_keys_changed(each.curve_key for each in self.facts.values())
-        self._update_closed_workers()
+        self.publisher.publish_workers_keys(each.curve_key for each in self.facts.values())
+        self._update_excluded_workers()
         self.blocks.worker_reported(worker_id, report.states, report.removed, is_snapshot=True)
         self._must_place = True
         self._place_and_publish(now)
 
-    def worker_reported(self, reported: WorkerReported, report: Report, load: Load | None, now: float) -> None:
+    def worker_reported(
+        self, reported: WorkerReported, report: BlocksReport, load: WorkerLoad | None, now: float
+    ) -> None:
         worker_id = reported.worker_id
         life = self.liveness.get(worker_id)
         if life is None or life.stream != reported.stream:
             return
         self._perform(self.liveness.handle(reported, now))
-        if worker_id not in self.blocks.workers():
+        if worker_id not in self.blocks.list_workers():
             reason = "the worker was declared offline; it must attach again and report everything"
             self.refused[reported.stream] = StreamRefused(worker_id, reported.stream, reason)
             return
@@ -177,7 +179,7 @@ class Term:
         self.blocks.worker_reported(worker_id, report.states, report.removed, report.is_snapshot)
         self._place_and_publish(now)
 
-    def facts_reported(self, reported: WorkerReported, facts: Facts) -> None:
+    def facts_reported(self, reported: WorkerReported, facts: WorkerFacts) -> None:
         life = self.liveness.get(reported.worker_id)
         if life is not None and life.stream == reported.stream:
             self.facts[reported.worker_id] = facts
@@ -204,17 +206,17 @@ class Term:
         self._place_and_publish(now)
 
     def set_routes(self, routes: Iterable[NameRoute]) -> None:
-        self.publisher.routes_changed(routes)
+        self.publisher.publish_routes(routes)
         self._has_changed = True
 
     def set_records(self, records: Mapping[str, bytes], prefix: str) -> None:
         """Publish a feature's records, whose keys begin with `prefix`, to gateways."""
-        self.publisher.records_changed(records, prefix)
+        self.publisher.publish_records(records, prefix)
         self._has_changed = True
 
     def set_access(self, access: AccessView) -> None:
         """Publish the data with which gateways and workers authenticate callers."""
-        self.publisher.access_changed(access)
+        self.publisher.publish_access(access)
         self._has_changed = True
 
     # --- queries
@@ -227,9 +229,9 @@ class Term:
     def is_adopting(self) -> bool:
         return self.blocks.is_adopting
 
-    def present(self) -> PresentWorkers:
+    def list_present_workers(self) -> PresentWorkers:
         """Return the connected workers, for which the next leader will wait."""
-        lives = self.liveness.items().items()
+        lives = self.liveness.get_lives().items()
         return PresentWorkers(worker_ids=tuple(sorted(name for name, life in lives if life.state in PRESENT)))
 
     def open_direct_endpoint(self, worker_id: str) -> None:
@@ -237,28 +239,28 @@ class Term:
         self.publisher.open_direct_endpoint(worker_id)
         self._has_changed = True
 
-    def record(self, worker_id: str) -> WorkerRecord:
+    def get_worker_record(self, worker_id: str) -> WorkerRecord:
         return self._state.workers.get(worker_id) or WorkerRecord()
 
     def is_draining_or_removed(self, worker_id: str) -> bool:
         """Return whether the worker is draining or was removed."""
-        record, life = self.record(worker_id), self.liveness.get(worker_id)
+        record, life = self.get_worker_record(worker_id), self.liveness.get(worker_id)
         return record.is_draining or (life is not None and record.removed == life.incarnation)
 
-    def placed_on(self, block: DeployedBlock) -> list[str]:
+    def find_target_workers(self, block: DeployedBlock) -> list[str]:
         """Return the workers that should hold the block."""
         if block.is_everywhere or self.is_adopting:
-            return sorted(self.blocks.targets(block))
+            return sorted(self.blocks.find_target_workers(block))
         return sorted(self._placed.get(block.block_id, ()))
 
-    def explain(self, block_id: str) -> list[str]:
+    def explain_placement(self, block_id: str) -> list[str]:
         return self._compute_placement().explain(block_id)
 
     # --- internals
 
     def _have_all_attached(self) -> bool:
         """Return whether every worker of the previous leader has attached again."""
-        return self._expected is not None and self._expected <= self.blocks.workers()
+        return self._expected is not None and self._expected <= self.blocks.list_workers()
 
     def _perform(self, actions: Iterable[LivenessAction]) -> None:
         for action in actions:
@@ -270,27 +272,27 @@ class Term:
                     self._must_place = True
                     if state not in PRESENT:
                         self.blocks.worker_detached(worker_id)  # the process may still run, silently
-                        self.publisher.forget(worker_id)
+                        self.publisher.forget_worker(worker_id)
                     if state is LivenessState.FORGOTTEN:
                         self.blocks.worker_forgotten(worker_id)
                         self.facts.pop(worker_id, None)
-                        self.publisher.workers_keys_changed(each.curve_key for each in self.facts.values())
+                        self.publisher.publish_workers_keys(each.curve_key for each in self.facts.values())
                         self.loads.pop(worker_id, None)
 
     def _place_and_publish(self, now: float | None = None) -> None:
         if self._must_place and not self.is_adopting:
             self._place_blocks(now)
-        self._has_changed |= self.publisher.publish(self.blocks, self._state)
+        self._has_changed |= self.publisher.publish_blocks(self.blocks, self._state)
 
     def _place_blocks(self, now: float | None) -> None:
         """Place blocks that are not on every worker.
 
         If many workers join a large cluster at once, the next tick places blocks for all new workers together.
         """
-        if now is not None and now < self._place_at and len(self._placed) * len(self.liveness.items()) > LARGE:
+        if now is not None and now < self._place_at and len(self._placed) * len(self.liveness.get_lives()) > LARGE:
             return
         self._place_at = (now or 0.0) + PLACE_S
-        placed = [block.block_id for block in self.blocks.assigned_blocks() if not block.is_everywhere]
+        placed = [block.block_id for block in self.blocks.list_assigned_blocks() if not block.is_everywhere]
         holders = self._compute_placement().holders if placed else {}
         self._placed = {block_id: holders[block_id] for block_id in placed}
         self._must_place = False
@@ -298,18 +300,18 @@ class Term:
 
     def _compute_placement(self) -> Placement:
         """Compute a placement in which workers keep the blocks that they hold or should hold."""
-        blocks = self.blocks.assigned_blocks()
+        blocks = self.blocks.list_assigned_blocks()
         held = {
             block.block_id: self._placed.get(block.block_id) or tuple(block.workers)
             for block in blocks
             if not block.is_everywhere
         }
-        present = [(worker, life) for worker, life in self.liveness.items().items() if life.state in PRESENT]
+        present = [(worker, life) for worker, life in self.liveness.get_lives().items() if life.state in PRESENT]
         capacities = [self._build_capacity(worker, life) for worker, life in present]
         return place_blocks([block.demand for block in blocks], capacities, held)
 
     def _build_capacity(self, worker_id: str, life: WorkerLife) -> WorkerCapacity:
-        facts, record = self.facts.get(worker_id, Facts()), self.record(worker_id)
+        facts, record = self.facts.get(worker_id, WorkerFacts()), self.get_worker_record(worker_id)
         return WorkerCapacity(
             worker_id,
             host=facts.node or facts.host,
@@ -326,7 +328,7 @@ class Term:
             is_leaving=self.is_draining_or_removed(worker_id),
         )
 
-    def _update_closed_workers(self) -> None:
-        self.blocks.set_closed_workers(
-            worker for worker in self.liveness.items() if self.is_draining_or_removed(worker)
+    def _update_excluded_workers(self) -> None:
+        self.blocks.set_excluded_workers(
+            worker for worker in self.liveness.get_lives() if self.is_draining_or_removed(worker)
         )

@@ -118,7 +118,7 @@ class WorkerLiveness:
     def get(self, worker_id: str) -> WorkerLife | None:
         return self._lives.get(worker_id)
 
-    def items(self) -> dict[str, WorkerLife]:
+    def get_lives(self) -> dict[str, WorkerLife]:
         return self._lives
 
     @property
@@ -126,7 +126,7 @@ class WorkerLiveness:
         """Return whether the workers of the previous leader have had enough time to attach."""
         return self._running_s >= self._rules.offline_s
 
-    def silent_s(self, worker_id: str) -> float:
+    def compute_silent_s(self, worker_id: str) -> float:
         return self._running_s - self._lives[worker_id].reported_at
 
     def handle(self, event: LivenessEvent, now: float) -> list[LivenessAction]:

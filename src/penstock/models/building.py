@@ -14,7 +14,7 @@ from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import AnyTask
 from penstock.tasks.built_in import describe_task, load_description
 from penstock.tasks.options import TextLimits
-from penstock.telemetry.control_groups import usable_cores
+from penstock.telemetry.control_groups import count_usable_cores
 
 # How a model's requests are passed to its engine: joined into batches, as single calls with a CallContext, or as text
 # generations.
@@ -103,7 +103,7 @@ def _build_generating_engine(spec: EngineSpec, settings: ModelSettings) -> Gener
     timeouts, generate = settings.timeouts, settings.generate
     limits = GenerationLimits(None if generate.max_context == "auto" else generate.max_context, generate.max_running)
     if "threads" not in settings.instances.model_fields_set:
-        spec = replace(spec, threads=usable_cores())
+        spec = replace(spec, threads=count_usable_cores())
     return GenaiEngine(spec, settings.genai, limits, hang_s=timeouts.request_s, load_s=timeouts.load_s)
 
 

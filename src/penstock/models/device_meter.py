@@ -39,5 +39,5 @@ class DeviceMeter:
         reading = self._gpus.read(gpu)
         if reading is None:
             return _MemoryUse(None, 0, 0)
-        own = reading.bytes_of({os.getpid(), *list_descendants(os.getpid())})
+        own = reading.sum_process_bytes({os.getpid(), *list_descendants(os.getpid())})
         return _MemoryUse(own, reserved_bytes(gpu.device) or 0, reading.used_bytes)

@@ -10,7 +10,7 @@ from penstock.core.yaml_file import ConflictingValues
 from penstock.engines.engine_options import GenaiOptions, PythonOptions, TensorRtOptions, TorchOptions
 from penstock.tasks.built_in import TASKS, describe_task, tasks_for_engine
 from penstock.tasks.options import TaskSettings
-from penstock.telemetry.control_groups import usable_cores
+from penstock.telemetry.control_groups import count_usable_cores
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; default: model.onnx
 AUTO = "auto"  # use the fastest engine for the model on this processor
@@ -44,7 +44,7 @@ class ModelSettings(TaskSettings):
             return 1  # because one instance runs many requests at once
         if device != "cpu":
             return INSTANCES_ON_A_GPU
-        return max(1, usable_cores() // self.instances.threads)
+        return max(1, count_usable_cores() // self.instances.threads)
 
     def on_device(self, device: str, has_texts: bool) -> "ModelSettings":
         """Return the settings, with defaults for this device in place of keys that model.yaml leaves out."""

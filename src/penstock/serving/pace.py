@@ -12,8 +12,8 @@ class TokenTimeHistograms:
 
     def __init__(self, metrics: ServingMetrics, block: BlockDescription, tallies: Tallies) -> None:
         labels = (block.model, block.version)
-        self.first = tallies.histogram(metrics.first_token_seconds.labels(*labels))
-        self.between = tallies.histogram(metrics.between_tokens_seconds.labels(*labels))
+        self.first = tallies.add_histogram(metrics.first_token_seconds.labels(*labels))
+        self.between = tallies.add_histogram(metrics.between_tokens_seconds.labels(*labels))
 
 
 class StreamTimer:

@@ -23,11 +23,11 @@ class BlockMetrics:
     def __init__(self, metrics: ServingMetrics, block: BlockDescription, tallies: Tallies) -> None:
         labels = (block.model, block.version)
         self._requests = {
-            protocol: tallies.counter(metrics.requests.labels(*labels, protocol, "ok")) for protocol in PROTOCOLS
+            protocol: tallies.add_counter(metrics.requests.labels(*labels, protocol, "ok")) for protocol in PROTOCOLS
         }
-        self._request_seconds = tallies.histogram(metrics.request_seconds.labels(*labels))
-        self._admit_seconds = tallies.histogram(metrics.admit_seconds.labels(*labels))
-        self._reply_seconds = tallies.histogram(metrics.reply_seconds.labels(*labels))
+        self._request_seconds = tallies.add_histogram(metrics.request_seconds.labels(*labels))
+        self._admit_seconds = tallies.add_histogram(metrics.admit_seconds.labels(*labels))
+        self._reply_seconds = tallies.add_histogram(metrics.reply_seconds.labels(*labels))
         self.token_times = TokenTimeHistograms(metrics, block, tallies) if block.settings.task == GENERATE else None
 
     def count_answer(
@@ -110,7 +110,7 @@ class WatchedPlan(Plan):
         self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse
     ) -> None:
         self._count(request, start, routed, end, response)
-        self.watch.answered(request, response, end - start)
+        self.watch.count_answer(request, response, end - start)
         self._on_answered(request, response)
 
 
@@ -141,14 +141,14 @@ class Plans:
         """Collect per-block outcome counts for the blocks of these routes, which rollouts compare."""
         if self.watches.watch(routes):
             for plan in list(self._plans.values()):
-                if plan.watch is not self.watches.of(plan.block.block_id):
+                if plan.watch is not self.watches.get_watch(plan.block.block_id):
                     self._make_plan(plan.block)
 
     def _make_plan(self, block: BlockDescription) -> Plan:
         metrics = self._metrics_by_block.get(block.block_id)
         if metrics is None:
             metrics = self._metrics_by_block[block.block_id] = BlockMetrics(self._metrics, block, self.tallies)
-        watch = self.watches.of(block.block_id)
+        watch = self.watches.get_watch(block.block_id)
         routing = self._routing(block)
         if watch is None:
             plan = Plan(block, routing, metrics)

@@ -292,7 +292,7 @@ class _AdmittedRequest:
             reported = InternalError(BUG_MESSAGE) if isinstance(error, Exception) else Cancelled("the caller left")
         _count_failure(self._serving.metrics, block, request.protocol, reported)
         if plan is not None and plan.watch is not None:
-            plan.watch.failed(request, reported)
+            plan.watch.count_error(request, reported)
         self._log_request(block, reported.code, self._streamed_bytes)
         bound_log = log.bind(request_id=request.request_id, model=request.model)
         if request.principal.key_id:

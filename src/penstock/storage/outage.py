@@ -17,14 +17,14 @@ class Outage:
         self._retry_at = now + RETRY_S
         return True
 
-    def failed(self, now: float) -> bool:
+    def record_failure(self, now: float) -> bool:
         """Record a failed call; return whether the outage starts with this call."""
         began = not self.is_on
         self.is_on = True
         self._retry_at = now + RETRY_S
         return began
 
-    def worked(self) -> bool:
+    def record_success(self) -> bool:
         """Record a successful call; return whether the call ends an outage."""
         ended, self.is_on = self.is_on, False
         return ended

@@ -33,16 +33,16 @@ class ServerPaths:
         self.metrics = folder / "metrics"
         self.manager = f"unix:{folder / MANAGER_SOCKET}"
 
-    def managers(self, config: Config) -> tuple[str, ...]:
+    def list_managers(self, config: Config) -> tuple[str, ...]:
         """Return the addresses of the managers: a socket, addresses to join, or the URL of the managers' store."""
         join = config.cluster.join or self.manager
         return (join,) if is_store(join) else tuple(find_managers(join))
 
-    def gateway(self, gateway_id: str, config: Config) -> Endpoint:
+    def get_gateway_endpoint(self, gateway_id: str, config: Config) -> Endpoint:
         """Return the address at which a gateway listens for workers."""
         if not is_clustered(config):
             return Endpoint(f"ipc://{self.folder / gateway_id}.ipc")
-        return gateway_endpoint(config, _parse_gateway_number(gateway_id))
+        return find_gateway_endpoint(config, _parse_gateway_number(gateway_id))
 
     def write_config(self, config: Config, only: set[str] | None = None) -> None:
         """Write the configuration, or the settings in `only`, for the server's processes and for commands.
@@ -66,7 +66,7 @@ class ServerPaths:
         except OSError as error:
             raise ConfigError(f"{self.config}: no server runs in this folder: {error.strerror}") from error
 
-    def command(self, role: str, name: str, *flags: str) -> tuple[str, ...]:
+    def build_command(self, role: str, name: str, *flags: str) -> tuple[str, ...]:
         """Return the command that starts a process of this server."""
         return (sys.executable, "-m", "penstock", role, "--id", name, "--run-dir", str(self.folder), *flags)
 
@@ -84,21 +84,21 @@ def is_store(join: str) -> bool:
     return join.startswith(ETCD)
 
 
-def role_id(config: Config, name: str) -> str:
+def make_role_id(config: Config, name: str) -> str:
     return f"{config.cluster.node_name}.{name}" if is_clustered(config) else name
 
 
-def manager_address(config: Config) -> Address:
+def find_manager_address(config: Config) -> Address:
     """Return the address where a manager listens for other hosts."""
     return _bind_address(config).with_default_port(MANAGER_PORT)
 
 
-def advertised_manager(config: Config, port: int) -> str:
+def find_advertised_manager(config: Config, port: int) -> str:
     """Return the address at which other hosts reach a manager that listens on `port`."""
     return str(_find_advertised_address(config).with_default_port(port))
 
 
-def gateway_endpoint(config: Config, number: int) -> Endpoint:
+def find_gateway_endpoint(config: Config, number: int) -> Endpoint:
     """Return the address at which workers connect to the host's gateway with this number.
 
     The gateways of a host use consecutive ports, after the port of a manager on the same host. If the port is 0, each
@@ -112,11 +112,11 @@ def gateway_endpoint(config: Config, number: int) -> Endpoint:
     return Endpoint(f"tcp://{Address(bound.host, port)}", advertised.host, advertised_port)
 
 
-def http_scheme(config: Config) -> str:
+def choose_http_scheme(config: Config) -> str:
     return "https" if config.tls.cert else "http"
 
 
-def clients_address(config: Config, grpc_port: int) -> str:
+def find_clients_address(config: Config, grpc_port: int) -> str:
     """Return the address at which clients reach a gateway over gRPC."""
     host = config.host
     if Address(host).is_wildcard:
@@ -128,7 +128,7 @@ def check_join(config: Config) -> None:
     """Raise ConfigError unless `cluster.join` names managers that this host can connect to."""
     if not config.cluster.join:
         raise ConfigError("no manager to join: give --join HOST[:PORT] or --join etcd://… (setting cluster.join)")
-    for each in join_addresses(config.cluster.join):
+    for each in parse_join_addresses(config.cluster.join):
         if each.is_wildcard:
             raise ConfigError(f"--join {each}: this is a listening address only; give the manager's own address")
 
@@ -137,7 +137,7 @@ def find_managers(join: str) -> list[str]:
     """Return the managers' addresses from the value of `join`."""
     if join.startswith("unix:"):
         return [join]
-    return [str(each.with_default_port(MANAGER_PORT)) for each in join_addresses(join)]
+    return [str(each.with_default_port(MANAGER_PORT)) for each in parse_join_addresses(join)]
 
 
 def check_store(config: Config) -> None:
@@ -154,7 +154,7 @@ def check_bind(config: Config) -> None:
     config.check_reach(_bind_address(config).host)
 
 
-def join_addresses(join: str) -> list[Address]:
+def parse_join_addresses(join: str) -> list[Address]:
     """Return the hosts in a value of `join`: managers, or servers of an etcd."""
     _, is_url, rest = join.partition("://")
     found = (rest.partition("?")[0].partition("/")[0] if is_url else join).split(",")
@@ -178,7 +178,7 @@ def _find_advertised_address(config: Config) -> Address:
     bound = _bind_address(config)
     if not bound.is_wildcard:
         return Address(bound.host)
-    for address in join_addresses(config.cluster.join):
+    for address in parse_join_addresses(config.cluster.join):
         if not is_loopback(address.host) and (found := _find_source_address(address.host)):
             return Address(found)
     raise ConfigError(

@@ -28,7 +28,7 @@ CLOSE_S = 2.0
 class RedisLink:
     """A Redis client that connects with its first call, so that a gateway starts without Redis."""
 
-    place: str  # the address, for messages
+    address: str  # the address, for messages
     client: "Redis"
     faults: tuple[type[Exception], ...]  # exceptions that calls raise
     refusal: type[Exception]  # the exception in `faults` for error replies of Redis
@@ -50,7 +50,7 @@ def open_redis(url: str, setting: str, timeout_s: float, connections: int) -> Re
         from redis.exceptions import RedisError, ResponseError
     except ImportError as error:
         raise ConfigError(f"{setting}: Redis needs the 'redis' package: pip install 'redis[hiredis]'") from error
-    place = address_of(url, setting)
+    place = extract_address(url, setting)
     where, secured = split_certificates(url, setting)
     try:
         pool = BlockingConnectionPool.from_url(
@@ -83,7 +83,7 @@ def split_certificates(url: str, setting: str) -> tuple[str, dict[str, str]]:
     return rest, {name: path for name, path in named.items() if path}
 
 
-def address_of(url: str, setting: str) -> str:
+def extract_address(url: str, setting: str) -> str:
     """Return the address in a URL, without its password."""
     try:
         parts = urlsplit(url)
@@ -92,7 +92,7 @@ def address_of(url: str, setting: str) -> str:
         raise ConfigError(f"{setting} is not a valid URL: {error}") from error
 
 
-def store_kind(url: str, setting: str, *kinds: str) -> str:
+def find_store_kind(url: str, setting: str, *kinds: str) -> str:
     """Return the key of STORES that a URL belongs to; raise ConfigError unless it is one of `kinds`."""
     scheme, separator, rest = url.partition("://")
     kind = "redis" if scheme in REDIS_SCHEMES else scheme

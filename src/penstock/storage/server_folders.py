@@ -26,7 +26,7 @@ LONGEST_PARENT = 107 - len("/penstock-12345678/gateway-63.ipc")  # the kernel's 
 
 
 @contextmanager
-def run_folder() -> Iterator[Path]:
+def create_run_folder() -> Iterator[Path]:
     """Create a temporary folder and remove it at the end; also remove the folders of servers that were killed."""
     try:
         parent = Path(tempfile.gettempdir())
@@ -67,7 +67,7 @@ class RunningServer(NamedTuple):
         return f"unix:{socket_file}" if socket_file.exists() else ""
 
 
-def running_servers() -> list[RunningServer]:
+def list_running_servers() -> list[RunningServer]:
     """Return the servers and managers of this user that run on this machine."""
     files = sorted(Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}*/{CONFIG_FILE}"))
     return [found for file in files if _is_locked(file.parent) and (found := _read_server(file.parent))]
@@ -98,7 +98,7 @@ def _read_server(folder: Path) -> RunningServer | None:
 
 
 @contextmanager
-def data_folder(folder: Path) -> Iterator[None]:
+def lock_data_folder(folder: Path) -> Iterator[None]:
     """Lock a data directory for one server. If the directory cannot be written, log a warning and do not lock it."""
     lock = None
     refusal = f"{folder}: another server uses this data directory"

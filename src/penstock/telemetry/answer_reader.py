@@ -22,24 +22,26 @@ class AnswerReader:
         )
         return [found for key, found in self._last.items() if is_all or before.get(key) != found]
 
-    def _subtract_earlier(self, key: Key, found: ModelAnswers) -> ModelAnswers:
+    def _subtract_earlier(self, key: Key, current: ModelAnswers) -> ModelAnswers:
         before = self._before.get(key)
         if before is None:
-            return found
-        codes = {code: count - before.codes.get(code, 0) for code, count in found.codes.items()}
-        taken = before.buckets or [0] * len(found.buckets)
-        buckets = [count - less for count, less in zip(found.buckets, taken, strict=True)]
-        return found._replace(codes=codes, buckets=buckets, seconds=found.seconds - before.seconds)
+            return current
+        codes = {code: count - before.codes.get(code, 0) for code, count in current.codes.items()}
+        taken = before.buckets or [0] * len(current.buckets)
+        buckets = [count - less for count, less in zip(current.buckets, taken, strict=True)]
+        return current._replace(codes=codes, buckets=buckets, seconds=current.seconds - before.seconds)
 
     def _read_counts(self) -> dict[Key, ModelAnswers]:
         codes: dict[Key, dict[str, int]] = {}
         for labels, value in _read_samples(self._metrics.requests, "_total"):
-            of_model = codes.setdefault(_model_key(labels), {})
+            of_model = codes.setdefault(_make_model_key(labels), {})
             of_model[labels["code"]] = of_model.get(labels["code"], 0) + int(value)
         buckets: dict[Key, list[int]] = {}
         for labels, value in _read_samples(self._metrics.request_seconds, "_bucket"):
-            buckets.setdefault(_model_key(labels), []).append(int(value))
-        seconds = {_model_key(labels): value for labels, value in _read_samples(self._metrics.request_seconds, "_sum")}
+            buckets.setdefault(_make_model_key(labels), []).append(int(value))
+        seconds = {
+            _make_model_key(labels): value for labels, value in _read_samples(self._metrics.request_seconds, "_sum")
+        }
         return {
             key: ModelAnswers(*key, found, buckets.get(key, []), seconds.get(key, 0.0))
             for key, found in codes.items()
@@ -47,7 +49,7 @@ class AnswerReader:
         }
 
 
-def _model_key(labels: dict[str, str]) -> Key:
+def _make_model_key(labels: dict[str, str]) -> Key:
     return labels["model"], labels["version"]
 
 

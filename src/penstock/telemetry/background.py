@@ -26,11 +26,11 @@ Sleep = Callable[[float], Awaitable[object]]
 _loops: "WeakSet[SupervisedLoop]" = WeakSet()
 
 
-def supervised_loops() -> "list[SupervisedLoop]":
+def list_supervised_loops() -> "list[SupervisedLoop]":
     return list(_loops)
 
 
-def failing_loop() -> str:
+def describe_failing_loop() -> str:
     """Return which supervised loop keeps failing, as the reason why the process is not ready, or an empty text."""
     names = sorted(loop.name for loop in _loops if loop.is_failing)
     return f"background loop '{names[0]}' keeps failing; the log says why" if names else ""
@@ -191,7 +191,7 @@ class SupervisedLoop:
         if not self._failures:
             self._first_failure_at = self._last_failure_at
         self._failures += 1
-        _metrics().failures.labels(self.name).inc()
+        _get_metrics().failures.labels(self.name).inc()
         if type(error) is not self._kind:
             self._kind = type(error)
             log.error("background_loop_failed", loop=self.name, exc_info=error)
@@ -203,7 +203,7 @@ class SupervisedLoop:
 
 
 @cache
-def _metrics() -> "BackgroundMetrics":
+def _get_metrics() -> "BackgroundMetrics":
     # Created at the first failure, when the process has certainly called `share_metrics`.
     from prometheus_client import CollectorRegistry
 

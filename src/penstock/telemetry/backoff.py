@@ -11,7 +11,7 @@ class Backoff:
     max_s: float
     wait_s: float = 0.0  # the latest pause
 
-    def next_wait_s(self, ran_s: float) -> float:
+    def compute_next_wait_s(self, ran_s: float) -> float:
         grown_s = 2 * self.wait_s if ran_s < HEALTHY_S else 0.0
         self.wait_s = min(self.max_s, max(self.first_s, grown_s))
         return self.wait_s

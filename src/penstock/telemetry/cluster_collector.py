@@ -179,8 +179,8 @@ class ClusterCollector(Collector):
         yield from (running, cache, tokens, preemptions)
 
 
-def _count_by_state(name: str, what: str, states: Iterable[str]) -> Metric:
-    family = GaugeMetricFamily(name, f"{what}, by state", labels=("state",))
+def _count_by_state(name: str, help_text: str, states: Iterable[str]) -> Metric:
+    family = GaugeMetricFamily(name, f"{help_text}, by state", labels=("state",))
     for state, count in sorted(Counter(states).items()):
         family.add_metric((state,), count)
     return family

@@ -17,7 +17,7 @@ class ControlGroup(NamedTuple):
     memory_bytes: int  # 0: no limit
 
 
-def control_groups(root: Path = ROOT, own: Path = OWN) -> list[ControlGroup]:
+def list_control_groups(root: Path = ROOT, own: Path = OWN) -> list[ControlGroup]:
     """Return the control groups that limit this process, innermost first. All processes of a group share its limits.
 
     In a container the outermost group is the container's. For version 1 only memory limits are returned.
@@ -30,10 +30,10 @@ def control_groups(root: Path = ROOT, own: Path = OWN) -> list[ControlGroup]:
     return [group for group in found if group.cpus or group.memory_bytes]
 
 
-def usable_cores(root: Path = ROOT, own: Path = OWN) -> int:
+def count_usable_cores(root: Path = ROOT, own: Path = OWN) -> int:
     """Return the number of cores that the process can use: its CPU affinity, within its control groups' quotas."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *(int(group.cpus) for group in control_groups(root, own) if group.cpus)]))
+    return max(1, min([cores, *(int(group.cpus) for group in list_control_groups(root, own) if group.cpus)]))
 
 
 def _read_groups(root: Path, controllers: str, path: str) -> Iterator[ControlGroup]:

@@ -37,7 +37,7 @@ class GpuReading:
     busy: float | None = None  # utilization from 0 to 1; None: unknown
     processes: Mapping[int, int] = field(default_factory=dict)  # bytes by process id, as far as the driver reports them
 
-    def bytes_of(self, pids: Collection[int]) -> int | None:
+    def sum_process_bytes(self, pids: Collection[int]) -> int | None:
         """Return the memory of these processes in bytes; None if the driver does not list them (in some containers)."""
         found = [size_bytes for pid, size_bytes in self.processes.items() if pid in pids]
         return sum(found) if found else None
@@ -57,7 +57,7 @@ class Gpus:
             self._all = [_read_gpu(library, index) for index in range(library.nvmlDeviceGetCount())]
         except Exception as error:  # noqa: BLE001 - a driver that fails is treated as a machine without GPUs
             log.warning("gpus_not_listed", error=str(error))
-        chosen = [self._all[index] for index in visible([gpu.uuid for gpu in self._all], shown)]
+        chosen = [self._all[index] for index in list_visible_gpus([gpu.uuid for gpu in self._all], shown)]
         self.visible = [
             NvidiaGpu(index, gpu.handle, gpu.uuid, gpu.name, gpu.memory_bytes) for index, gpu in enumerate(chosen)
         ]
@@ -80,7 +80,7 @@ class Gpus:
         total, free = int(memory.total), int(memory.free)
         return GpuReading(total - free, free, self._read_busy(gpu), self._read_processes(gpu))
 
-    def free_bytes(self, gpu: NvidiaGpu) -> int | None:
+    def read_free_bytes(self, gpu: NvidiaGpu) -> int | None:
         """Return the GPU's free memory in bytes. This is faster than `read`."""
         try:
             return int(self._library.nvmlDeviceGetMemoryInfo(gpu.handle).free)
@@ -88,7 +88,7 @@ class Gpus:
             log.debug("gpu_not_read", device=gpu.device, error=str(error))
             return None
 
-    def shared(self) -> dict[str, int]:
+    def list_shared_memory(self) -> dict[str, int]:
         """Return the memory of all GPUs and of the visible GPUs, by names that are equal in all processes."""
         numbers = {gpu.uuid: number for number, gpu in enumerate(self._all)}
         names = ",".join(str(numbers[gpu.uuid]) for gpu in self.visible)
@@ -128,7 +128,7 @@ def open_gpus() -> Gpus:
     return Gpus(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible(ids: Sequence[str], shown: str | None) -> list[int]:
+def list_visible_gpus(ids: Sequence[str], shown: str | None) -> list[int]:
     """Return the indices of the GPUs that `shown` lists. As in CUDA, entries after an invalid entry are ignored."""
     if shown is None:
         return list(range(len(ids)))

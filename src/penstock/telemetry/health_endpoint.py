@@ -11,7 +11,7 @@ from grpc_health.v1.health import aio as health_aio
 
 from penstock.core.cluster.addresses import Address
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.telemetry.background import BackgroundTasks, failing_loop
+from penstock.telemetry.background import BackgroundTasks, describe_failing_loop
 
 log = structlog.get_logger()
 MAX_CONNECTIONS = 64
@@ -74,9 +74,9 @@ class HealthEndpoint:
         if self._grpc is not None:
             await self._grpc.stop(0.0)
 
-    async def problem(self) -> str:
+    async def find_problem(self) -> str:
         try:
-            return await asyncio.wait_for(self._problem(), PROBLEM_S) or failing_loop()
+            return await asyncio.wait_for(self._problem(), PROBLEM_S) or describe_failing_loop()
         except TimeoutError:
             return f"readiness could not be determined within {PROBLEM_S:g} s"
         except PenstockError as error:
@@ -87,7 +87,7 @@ class HealthEndpoint:
 
     async def _publish(self) -> None:
         """Publish the role's readiness through gRPC's health service."""
-        problem = await self.problem()
+        problem = await self.find_problem()
         if self._was_ready is not (not problem):
             await self._health.set("", NOT_SERVING if problem else SERVING)
             report = log.debug if problem and self._was_ready is None else log.info  # a role is never ready at first

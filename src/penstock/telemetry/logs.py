@@ -95,7 +95,7 @@ def start_logs(settings: Telemetry, **context: str) -> None:
             structlog.processors.add_log_level,
             stamp,
             structlog.processors.format_exc_info,
-            bound,
+            shorten_values,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -106,22 +106,25 @@ def start_logs(settings: Telemetry, **context: str) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format='{"level":"%(levelname)s","event":"%(name)s"}')
 
 
-def bound(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def shorten_values(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Shorten every value, because names and messages may contain long texts that a caller sent."""
-    return {key: _cut_value(value, LONG_CHARS.get(key, VALUE_CHARS)) for key, value in event.items()}
+    return {key: _shorten_value(value, LONG_CHARS.get(key, VALUE_CHARS)) for key, value in event.items()}
 
 
-def _cut_value(value: Any, most: int) -> Any:
+def _shorten_value(value: Any, max_chars: int) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, Mapping):
-        return {str(_cut_value(key, most)): _cut_value(each, most) for key, each in list(value.items())[:ITEMS]}
+        return {
+            str(_shorten_value(key, max_chars)): _shorten_value(each, max_chars)
+            for key, each in list(value.items())[:ITEMS]
+        }
     if isinstance(value, (list, tuple)):
-        return [_cut_value(each, most) for each in value[:ITEMS]]
+        return [_shorten_value(each, max_chars) for each in value[:ITEMS]]
     text = value if isinstance(value, str) else str(value)
     if KEY_PREFIX in text:  # a caller may have sent a key in a wrong place, such as a model's name
         text = KEY.sub(f"{KEY_PREFIX}…", text)
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
 
 
 class _LossyStream:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.telemetry.control_groups import usable_cores
+from penstock.telemetry.control_groups import count_usable_cores
 from penstock.telemetry.gpus import open_gpus
 
 PACKAGES = {"penstock": "penstock-serve"} | {
@@ -16,13 +16,13 @@ PACKAGES = {"penstock": "penstock-serve"} | {
 
 def describe_machine() -> dict[str, str]:
     return {
-        "processor": processor(),
-        "cores": str(usable_cores()),
+        "processor": read_processor_name(),
+        "cores": str(count_usable_cores()),
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         **({"gpu": ", ".join(gpus)} if (gpus := _describe_gpus()) else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: found for name, package in PACKAGES.items() if (found := installed_version(package))},
+        **{name: found for name, package in PACKAGES.items() if (found := find_installed_version(package))},
     }
 
 
@@ -30,12 +30,12 @@ def _describe_gpus() -> list[str]:
     return [f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB" for gpu in open_gpus().visible]
 
 
-def processor() -> str:
+def read_processor_name() -> str:
     """Return the processor's name. On Linux only /proc contains the name."""
     return _read_processor_line("model name") or platform.processor()
 
 
-def processor_features() -> frozenset[str]:
+def read_processor_features() -> frozenset[str]:
     """Return the processor's optional features (avx512_bf16, amx_bf16, …); empty if the system does not list them."""
     return frozenset((_read_processor_line("flags") or _read_processor_line("Features")).split())
 
@@ -52,7 +52,7 @@ def _read_processor_line(name: str) -> str:
     return ""
 
 
-def installed_version(package: str) -> str:
+def find_installed_version(package: str) -> str:
     """Return the installed version of a package, or an empty text."""
     try:
         return version(package)

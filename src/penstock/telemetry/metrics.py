@@ -67,17 +67,17 @@ def forget_gauges(folder: Path, process: str) -> None:
     multiprocess.mark_process_dead(process, str(folder))
 
 
-def shared_registry(folder: Path) -> CollectorRegistry:
+def open_shared_registry(folder: Path) -> CollectorRegistry:
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry, str(folder))
     return registry
 
 
-def as_text(registry: CollectorRegistry) -> bytes:
+def format_as_text(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
 
 
-def as_json(registry: CollectorRegistry) -> dict[str, Any]:
+def format_as_json(registry: CollectorRegistry) -> dict[str, Any]:
     return {
         metric.name: {
             "type": metric.type,
@@ -88,16 +88,18 @@ def as_json(registry: CollectorRegistry) -> dict[str, Any]:
     }
 
 
-def _counter(name: str, what: str, *labels: str) -> Counter:
-    return cast(Counter, partial(Counter, f"penstock_{name}", what, labels))
+def _declare_counter(name: str, help_text: str, *labels: str) -> Counter:
+    return cast(Counter, partial(Counter, f"penstock_{name}", help_text, labels))
 
 
-def _gauge(name: str, what: str, *labels: str, over_processes: Literal["livesum", "livemax"] = "livesum") -> Gauge:
-    return cast(Gauge, partial(Gauge, f"penstock_{name}", what, labels, multiprocess_mode=over_processes))
+def _declare_gauge(
+    name: str, help_text: str, *labels: str, over_processes: Literal["livesum", "livemax"] = "livesum"
+) -> Gauge:
+    return cast(Gauge, partial(Gauge, f"penstock_{name}", help_text, labels, multiprocess_mode=over_processes))
 
 
-def _histogram(name: str, what: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-    return cast(Histogram, partial(Histogram, f"penstock_{name}", what, labels, buckets=buckets))
+def _declare_histogram(name: str, help_text: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+    return cast(Histogram, partial(Histogram, f"penstock_{name}", help_text, labels, buckets=buckets))
 
 
 class _Metrics:
@@ -110,51 +112,55 @@ class _Metrics:
 
 
 class SupervisorMetrics(_Metrics):
-    restarts = _counter("restarts", "Restarts of processes, by the reason why they ended", "process", "reason")
+    restarts = _declare_counter("restarts", "Restarts of processes, by the reason why they ended", "process", "reason")
 
 
 class EdgeMetrics(_Metrics):
     """Metrics of Envoy as the edge."""
 
-    open_connections = _gauge("edge_open_connections", "Connections of clients to the edge", "edge")
-    open_requests = _gauge("edge_open_requests", "Requests that the edge passes on", "edge")
-    memory_bytes = _gauge("edge_memory_bytes", "Memory that the edge has allocated", "edge")
-    connections = _counter("edge_connections", "Connections that clients opened to the edge", "edge")
-    requests = _counter("edge_requests", "Requests that the edge received", "edge")
-    refused = _counter(
+    open_connections = _declare_gauge("edge_open_connections", "Connections of clients to the edge", "edge")
+    open_requests = _declare_gauge("edge_open_requests", "Requests that the edge passes on", "edge")
+    memory_bytes = _declare_gauge("edge_memory_bytes", "Memory that the edge has allocated", "edge")
+    connections = _declare_counter("edge_connections", "Connections that clients opened to the edge", "edge")
+    requests = _declare_counter("edge_requests", "Requests that the edge received", "edge")
+    refused = _declare_counter(
         "edge_refused", "Connections and requests that the edge refused or ended, by reason", "edge", "reason"
     )
-    gateway_failures = _counter("edge_gateway_failures", "Connections from the edge to gateways that failed", "edge")
+    gateway_failures = _declare_counter(
+        "edge_gateway_failures", "Connections from the edge to gateways that failed", "edge"
+    )
 
 
 class BackgroundMetrics(_Metrics):
-    failures = _counter("background_failures", "Failed passes of background loops, by loop", "loop")
+    failures = _declare_counter("background_failures", "Failed passes of background loops, by loop", "loop")
 
 
 class ServingMetrics(_Metrics):
     """A gateway's metrics of requests."""
 
-    requests = _counter("requests", "Requests answered", *MODEL, "protocol", "code")
-    request_seconds = _histogram("request_seconds", "Request latency, from arrival to answer", *MODEL)
-    admit_seconds = _histogram("admit_seconds", "Time for admission and resolution of a request", *MODEL)
-    reply_seconds = _histogram("reply_seconds", "Time from sending a job to a worker until its reply", *MODEL)
-    refusals = _counter("refusals", "Requests refused, by reason", "reason")
-    key_requests = _counter(
+    requests = _declare_counter("requests", "Requests answered", *MODEL, "protocol", "code")
+    request_seconds = _declare_histogram("request_seconds", "Request latency, from arrival to answer", *MODEL)
+    admit_seconds = _declare_histogram("admit_seconds", "Time for admission and resolution of a request", *MODEL)
+    reply_seconds = _declare_histogram("reply_seconds", "Time from sending a job to a worker until its reply", *MODEL)
+    refusals = _declare_counter("refusals", "Requests refused, by reason", "reason")
+    key_requests = _declare_counter(
         "key_requests", "Requests with an API key, by the key's name and the outcome", "key", "code"
     )
-    key_tokens = _counter("key_tokens", "Tokens of prompts and generated text, by the name of the API key", "key")
-    inflight_requests = _gauge("inflight_requests", "Requests that the gateways are processing")
-    inflight_bytes = _gauge("inflight_bytes", "Bytes of the requests that the gateways are processing")
-    memory_bytes = _gauge("gateway_memory_bytes", "Resident memory of the gateways")
-    shadow_requests = _counter("shadow_requests", "Requests copied to a shadow, by outcome", *MODEL, "outcome")
-    shadow_seconds = _histogram("shadow_seconds", "Latency of copied requests that succeeded", *MODEL)
-    first_token_seconds = _histogram(
+    key_tokens = _declare_counter(
+        "key_tokens", "Tokens of prompts and generated text, by the name of the API key", "key"
+    )
+    inflight_requests = _declare_gauge("inflight_requests", "Requests that the gateways are processing")
+    inflight_bytes = _declare_gauge("inflight_bytes", "Bytes of the requests that the gateways are processing")
+    memory_bytes = _declare_gauge("gateway_memory_bytes", "Resident memory of the gateways")
+    shadow_requests = _declare_counter("shadow_requests", "Requests copied to a shadow, by outcome", *MODEL, "outcome")
+    shadow_seconds = _declare_histogram("shadow_seconds", "Latency of copied requests that succeeded", *MODEL)
+    first_token_seconds = _declare_histogram(
         "time_to_first_token_seconds",
         "Time from a request's arrival to the first streamed token, at the endpoint",
         *MODEL,
         buckets=FIRST_TOKEN_SECONDS,
     )
-    between_tokens_seconds = _histogram(
+    between_tokens_seconds = _declare_histogram(
         "time_between_tokens_seconds",
         "Time between streamed tokens, at the endpoint",
         *MODEL,
@@ -163,65 +169,65 @@ class ServingMetrics(_Metrics):
 
 
 class RouterMetrics(_Metrics):
-    retries = _counter("retries", "Jobs sent again, by reason", "reason")
-    late_replies = _counter("late_replies", "Replies to jobs that were already finished or cancelled")
-    wire_errors = _counter("wire_errors", "Messages that could not be decoded")
-    workers_lost = _counter("workers_lost", "Connections to workers lost, by reason", "reason")
-    ejections = _counter("ejections", "Workers ejected from a block, and readmitted, by event", "event")
-    workers = _gauge("workers", "Workers connected", over_processes="livemax")
-    queue = _gauge("queue_jobs", "Jobs in the gateways, by state", "block", "state")
+    retries = _declare_counter("retries", "Jobs sent again, by reason", "reason")
+    late_replies = _declare_counter("late_replies", "Replies to jobs that were already finished or cancelled")
+    wire_errors = _declare_counter("wire_errors", "Messages that could not be decoded")
+    workers_lost = _declare_counter("workers_lost", "Connections to workers lost, by reason", "reason")
+    ejections = _declare_counter("ejections", "Workers ejected from a block, and readmitted, by event", "event")
+    workers = _declare_gauge("workers", "Workers connected", over_processes="livemax")
+    queue = _declare_gauge("queue_jobs", "Jobs in the gateways, by state", "block", "state")
 
 
 class CacheMetrics(_Metrics):
     """Metrics of the response cache."""
 
-    requests = _counter("cache_requests", "Requests to blocks with a cache, by outcome", *MODEL, "outcome")
-    saved_seconds = _counter("cache_saved_seconds", "Model time saved by cache hits", *MODEL)
-    bytes = _gauge("cache_bytes", "Bytes in the cache")
-    entries = _gauge("cache_entries", "Answers in the cache")
-    evictions = _counter("cache_evictions", "Answers removed from the cache, by reason", "reason")
-    errors = _counter("cache_errors", "Calls to the cache's store that failed or timed out")
+    requests = _declare_counter("cache_requests", "Requests to blocks with a cache, by outcome", *MODEL, "outcome")
+    saved_seconds = _declare_counter("cache_saved_seconds", "Model time saved by cache hits", *MODEL)
+    bytes = _declare_gauge("cache_bytes", "Bytes in the cache")
+    entries = _declare_gauge("cache_entries", "Answers in the cache")
+    evictions = _declare_counter("cache_evictions", "Answers removed from the cache, by reason", "reason")
+    errors = _declare_counter("cache_errors", "Calls to the cache's store that failed or timed out")
 
 
 class SessionMetrics(_Metrics):
-    open = _gauge("sessions", "Ordered sessions that the gateways own")
-    waiting = _gauge("session_waiting", "Requests waiting for an earlier one of their session")
-    repeats = _gauge("session_repeats", "Repeated requests answered from the session's record")
-    forwarded = _gauge("session_forwarded", "Requests forwarded to the gateway that owns their session")
+    open = _declare_gauge("sessions", "Ordered sessions that the gateways own")
+    waiting = _declare_gauge("session_waiting", "Requests waiting for an earlier one of their session")
+    repeats = _declare_gauge("session_repeats", "Repeated requests answered from the session's record")
+    forwarded = _declare_gauge("session_forwarded", "Requests forwarded to the gateway that owns their session")
 
 
 class LimitMetrics(_Metrics):
     """Metrics of callers' limits at the gateways."""
 
-    refusals = _counter("rate_limited", "Requests refused because of a caller's limit, by limit", "limit")
-    away = _gauge("limits_away", "Gateways that cannot reach the shared limits and enforce their share alone")
-    errors = _counter("limits_errors", "Requests for which the shared limits did not answer in time")
+    refusals = _declare_counter("rate_limited", "Requests refused because of a caller's limit, by limit", "limit")
+    away = _declare_gauge("limits_away", "Gateways that cannot reach the shared limits and enforce their share alone")
+    errors = _declare_counter("limits_errors", "Requests for which the shared limits did not answer in time")
 
 
 class SearchMetrics(_Metrics):
     """Metrics of the search for blocks at the gateways."""
 
-    resolutions = _counter("search_resolutions", "Requests with a search query, by outcome", "outcome")
-    filter_seconds = _histogram("search_filter_seconds", "Time to apply the filters of a search query")
-    policy_failures = _counter("search_policy_failures", "Failures of registered policies", "policy")
-    vectors = _gauge("search_vectors", "Texts of blocks that the semantic policy has embedded")
+    resolutions = _declare_counter("search_resolutions", "Requests with a search query, by outcome", "outcome")
+    filter_seconds = _declare_histogram("search_filter_seconds", "Time to apply the filters of a search query")
+    policy_failures = _declare_counter("search_policy_failures", "Failures of registered policies", "policy")
+    vectors = _declare_gauge("search_vectors", "Texts of blocks that the semantic policy has embedded")
 
 
 class RequestLogMetrics(_Metrics):
     """Metrics of the request log at the gateways."""
 
-    rows = _counter("request_log_rows", "Rows written to the request log")
-    lost = _counter("request_log_lost", "Requests that are missing in the request log, by reason", "reason")
-    failures = _counter("request_log_failures", "Failed calls to the request log's store")
-    waiting = _gauge("request_log_waiting", "Rows that wait to be written to the request log")
+    rows = _declare_counter("request_log_rows", "Rows written to the request log")
+    lost = _declare_counter("request_log_lost", "Requests that are missing in the request log, by reason", "reason")
+    failures = _declare_counter("request_log_failures", "Failed calls to the request log's store")
+    waiting = _declare_gauge("request_log_waiting", "Rows that wait to be written to the request log")
 
 
 class RolloutMetrics(_Metrics):
-    _weight = _gauge("rollout_weight", "Share of requests that the new block gets, in percent", "name")
-    _changes = _counter("rollout_changes", "Steps and other changes of rollouts, by kind", "name", "kind")
-    _answers = _counter("rollout_answers", "Answers of blocks in active rollouts", "name", "block", "outcome")
+    _weight = _declare_gauge("rollout_weight", "Share of requests that the new block gets, in percent", "name")
+    _changes = _declare_counter("rollout_changes", "Steps and other changes of rollouts, by kind", "name", "kind")
+    _answers = _declare_counter("rollout_answers", "Answers of blocks in active rollouts", "name", "block", "outcome")
 
-    def changed(self, name: str, kind: str, weight: float) -> None:
+    def record_change(self, name: str, kind: str, weight: float) -> None:
         self._changes.labels(name, kind).inc()
         self._weight.labels(name).set(weight)
 
@@ -240,50 +246,60 @@ class RolloutMetrics(_Metrics):
 class GenerationMetrics(_Metrics):
     """A worker's metrics of engines that generate text, streamed or not."""
 
-    first_token_seconds = _histogram(
+    first_token_seconds = _declare_histogram(
         "engine_time_to_first_token_seconds",
         "Time from arrival on the worker to the first token",
         *MODEL,
         buckets=FIRST_TOKEN_SECONDS,
     )
-    between_tokens_seconds = _histogram(
+    between_tokens_seconds = _declare_histogram(
         "engine_time_between_tokens_seconds", "Time between tokens of a choice", *MODEL, buckets=TOKEN_SECONDS
     )
-    request_prompt_tokens = _histogram("request_prompt_tokens", "Tokens in a request's prompt", *MODEL, buckets=TOKENS)
-    request_generated_tokens = _histogram(
+    request_prompt_tokens = _declare_histogram(
+        "request_prompt_tokens", "Tokens in a request's prompt", *MODEL, buckets=TOKENS
+    )
+    request_generated_tokens = _declare_histogram(
         "request_generated_tokens", "Tokens in a finished choice", *MODEL, buckets=TOKENS
     )
-    request_tokens_per_s = _histogram(
+    request_tokens_per_s = _declare_histogram(
         "request_tokens_per_second",
         "Tokens per second of a choice, after its first token",
         *MODEL,
         buckets=TOKENS_PER_S,
     )
-    prompt_tokens = _counter("prompt_tokens", "Tokens in prompts", *MODEL)
-    cached_tokens = _counter("prefix_hit_tokens", "Prompt tokens found in the prefix cache", *MODEL)
-    generated_tokens = _counter("generated_tokens", "Tokens generated", *MODEL)
-    finished = _counter("generated_answers", "Finished choices, by the reason why they ended", *MODEL, "finish")
-    preemptions = _counter("preemptions", "Sequences preempted because cache blocks ran out", *MODEL)
-    steps = _counter("generation_steps", "Steps of the engine", *MODEL)
-    generations = _gauge("generations", "Sequences running, requests waiting", *MODEL, "state")
-    cache_blocks = _gauge("kv_cache_blocks", "Blocks of the KV cache, used and all", *MODEL, "kind")
+    prompt_tokens = _declare_counter("prompt_tokens", "Tokens in prompts", *MODEL)
+    cached_tokens = _declare_counter("prefix_hit_tokens", "Prompt tokens found in the prefix cache", *MODEL)
+    generated_tokens = _declare_counter("generated_tokens", "Tokens generated", *MODEL)
+    finished = _declare_counter("generated_answers", "Finished choices, by the reason why they ended", *MODEL, "finish")
+    preemptions = _declare_counter("preemptions", "Sequences preempted because cache blocks ran out", *MODEL)
+    steps = _declare_counter("generation_steps", "Steps of the engine", *MODEL)
+    generations = _declare_gauge("generations", "Sequences running, requests waiting", *MODEL, "state")
+    cache_blocks = _declare_gauge("kv_cache_blocks", "Blocks of the KV cache, used and all", *MODEL, "kind")
 
 
 class WorkerMetrics(_Metrics):
-    queue_seconds = _histogram("queue_seconds", "Time that jobs wait on the worker for a batch", *MODEL)
-    batch_seconds = _histogram("batch_seconds", "Time to form a batch: pad and stack", *MODEL)
-    compute_seconds = _histogram("compute_seconds", "Time that the engine takes for a batch", *MODEL)
-    batch_rows = _histogram("batch_rows", "Rows in a batch", *MODEL, buckets=ROWS)
-    batches = _counter("batches", "Batches, by the reason why they were sent", *MODEL, "closed")
-    tokens = _counter("tokens", "Tokens computed, by kind", *MODEL, "kind")
-    failures = _counter("failures", "Jobs that failed on the worker", *MODEL, "code")
-    cancelled = _counter("cancelled", "Jobs cancelled on the worker", *MODEL)
-    loads = _counter("loads", "Blocks loaded and unloaded, by event", *MODEL, "event")
-    instances = _gauge("instances", "Instances of a block, by state", *MODEL, "state")
-    waiting = _gauge("worker_waiting", "Pieces of requests waiting on workers", *MODEL)
-    memory_bytes = _gauge("worker_memory_bytes", "Resident memory of a worker and its child processes", "worker")
-    device_memory = _gauge("device_memory_bytes", "Memory of a GPU, by kind", *DEVICE, "kind", over_processes="livemax")
-    device_busy = _gauge("device_busy", "Utilization of a GPU, 0 to 1", *DEVICE, over_processes="livemax")
-    worker_device_memory = _gauge("worker_device_memory_bytes", "GPU memory that a worker uses", "worker", "uuid")
-    block_device_memory = _gauge("block_device_memory_bytes", "GPU memory that loading a block took", *MODEL, "uuid")
+    queue_seconds = _declare_histogram("queue_seconds", "Time that jobs wait on the worker for a batch", *MODEL)
+    batch_seconds = _declare_histogram("batch_seconds", "Time to form a batch: pad and stack", *MODEL)
+    compute_seconds = _declare_histogram("compute_seconds", "Time that the engine takes for a batch", *MODEL)
+    batch_rows = _declare_histogram("batch_rows", "Rows in a batch", *MODEL, buckets=ROWS)
+    batches = _declare_counter("batches", "Batches, by the reason why they were sent", *MODEL, "closed")
+    tokens = _declare_counter("tokens", "Tokens computed, by kind", *MODEL, "kind")
+    failures = _declare_counter("failures", "Jobs that failed on the worker", *MODEL, "code")
+    cancelled = _declare_counter("cancelled", "Jobs cancelled on the worker", *MODEL)
+    loads = _declare_counter("loads", "Blocks loaded and unloaded, by event", *MODEL, "event")
+    instances = _declare_gauge("instances", "Instances of a block, by state", *MODEL, "state")
+    waiting = _declare_gauge("worker_waiting", "Pieces of requests waiting on workers", *MODEL)
+    memory_bytes = _declare_gauge(
+        "worker_memory_bytes", "Resident memory of a worker and its child processes", "worker"
+    )
+    device_memory = _declare_gauge(
+        "device_memory_bytes", "Memory of a GPU, by kind", *DEVICE, "kind", over_processes="livemax"
+    )
+    device_busy = _declare_gauge("device_busy", "Utilization of a GPU, 0 to 1", *DEVICE, over_processes="livemax")
+    worker_device_memory = _declare_gauge(
+        "worker_device_memory_bytes", "GPU memory that a worker uses", "worker", "uuid"
+    )
+    block_device_memory = _declare_gauge(
+        "block_device_memory_bytes", "GPU memory that loading a block took", *MODEL, "uuid"
+    )
     generation = cast(GenerationMetrics, partial(GenerationMetrics))

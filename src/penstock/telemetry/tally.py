@@ -48,12 +48,12 @@ class Tallies:
     def __init__(self) -> None:
         self._all: list[CounterTally | HistogramTally] = []
 
-    def counter(self, counter: Counter) -> CounterTally:
+    def add_counter(self, counter: Counter) -> CounterTally:
         tally = CounterTally(counter)
         self._all.append(tally)
         return tally
 
-    def histogram(self, histogram: Histogram) -> HistogramTally:
+    def add_histogram(self, histogram: Histogram) -> HistogramTally:
         tally = HistogramTally(histogram)
         self._all.append(tally)
         return tally

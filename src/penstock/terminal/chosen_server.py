@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.cluster.addresses import Address, parse_address
 from penstock.core.errors import InvalidRequest
-from penstock.storage.server_folders import running_servers
+from penstock.storage.server_folders import list_running_servers
 
 if TYPE_CHECKING:
     from penstock.core.config import Config
@@ -44,7 +44,7 @@ def choose_server(given: str | None, context: "tuple[str, Context] | None", sett
         found = _parse_server(saved.server)
         return replace(found, label=f"{found.label} (context '{name}')")
     data_dir = settings.data_dir.absolute()
-    if here := [each for each in running_servers() if each.data_dir == data_dir]:
+    if here := [each for each in list_running_servers() if each.data_dir == data_dir]:
         return _combine_local(here)
     raise InvalidRequest(
         f"no server is chosen, and none runs with the data directory {data_dir}: give --server ADDRESS, save a server "
@@ -70,7 +70,7 @@ def _parse_server(address: str) -> ChosenServer:
 
 
 def _find_by_data_directory(folder: Path) -> ChosenServer:
-    found = [each for each in running_servers() if each.data_dir == folder.absolute()]
+    found = [each for each in list_running_servers() if each.data_dir == folder.absolute()]
     if not found:
         raise InvalidRequest(f"no server with the data directory {folder.absolute()} is running.{_list_running()}")
     return _combine_local(found)
@@ -101,7 +101,7 @@ def _find_client_addresses(settings: dict[str, Any]) -> tuple[str, str]:
 
 
 def _list_running() -> str:
-    found = running_servers()
+    found = list_running_servers()
     if not found:
         return " No server of this user is running on this machine."
     lines = [f"  --server {_server_address(each)}   data directory {each.data_dir}" for each in found]

@@ -13,9 +13,9 @@ from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.config import WorkerSettings
 from penstock.engines.hosting.process_usage import measure_descendants
 from penstock.pb.v1 import manager_pb2 as pb
-from penstock.telemetry.control_groups import control_groups
+from penstock.telemetry.control_groups import list_control_groups
 from penstock.telemetry.gpus import GpuReading, Gpus
-from penstock.telemetry.machine import installed_version
+from penstock.telemetry.machine import find_installed_version
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.wire.encodings import encode_devices
 from penstock.wire.sockets import read_host_identity
@@ -88,7 +88,7 @@ class Machine:
             cpus=min(len(os.sched_getaffinity(0)), *cpus),
             memory_bytes=min([settings.memory_budget_bytes or memory[0], *memory]),
             gpu_memory_bytes=self._gpus.memory_bytes,
-            version=installed_version("penstock-serve"),
+            version=find_installed_version("penstock-serve"),
             shared=shared,
             weight=settings.find_weight(self._worker_id),
             curve_key=self._curve_key,
@@ -106,11 +106,11 @@ class Machine:
         machine = pb.SharedCapacity(name=name, cpus=os.cpu_count() or 0, memory_bytes=total)
         gpus = [
             pb.SharedCapacity(name=f"{name}/{gpus}", gpu_memory_bytes=size)
-            for gpus, size in self._gpus.shared().items()
+            for gpus, size in self._gpus.list_shared_memory().items()
         ]
         groups = [
             pb.SharedCapacity(name=f"{name}{group.path}", cpus=group.cpus, memory_bytes=group.memory_bytes)
-            for group in control_groups()
+            for group in list_control_groups()
         ]
         return [machine, *groups, *gpus]
 
@@ -139,7 +139,7 @@ class Machine:
                 gpu.memory_bytes,
                 reading.used_bytes,
                 reading.busy,
-                reading.bytes_of(look.pids),
+                reading.sum_process_bytes(look.pids),
                 placed.get(gpu.uuid, {}),
             )
             for gpu in self._gpus.visible

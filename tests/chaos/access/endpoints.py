@@ -19,7 +19,7 @@ import penstock
 from penstock.core.config import Limits
 from penstock.core.principals import ANY_SCOPE, METRICS_SCOPES, NO_SCOPES, Needs, Scope
 from penstock.endpoints.guard import get_declared_needs
-from penstock.features.admin.apps import cluster_routers
+from penstock.features.admin.apps import build_cluster_routers
 from penstock.features.registry.registry_rest import RegistryRest
 from penstock.gateway.http_app import build_http_app
 from penstock.pb.blocks import inference_pb2
@@ -176,7 +176,7 @@ def list_documented_routes(place: str, document: bytes) -> Iterator[EndpointToTr
 def list_administration_routes(place: str) -> Iterator[EndpointToTry]:
     """Yield the administration routes. Gateways serve all of them except the model registry's."""
     registry = RegistryRest(MagicMock()) if place == "registry" else None
-    for router in cluster_routers(MagicMock(), MagicMock(), registry):
+    for router in build_cluster_routers(MagicMock(), MagicMock(), registry):
         for route in router.routes:
             found: Any = route
             for method in (WEBSOCKET,) if isinstance(route, WebSocketRoute) else found.methods:

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from penstock.core.principals import NO_SCOPES, Scope
-from penstock.features.keys.key_table import KEY_BYTES, key_text
+from penstock.features.keys.key_table import KEY_BYTES, format_key_text
 from penstock.pb.blocks.inference_pb2 import BlockInferencePacket
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1 import access_pb2
@@ -179,7 +179,7 @@ def make_key_callers(bed: GuardedBed) -> list[Caller]:
     whole = texts["whole"]
     unknown = {
         "nobody": (),
-        "wrong key": make_key_headers(key_text(b"\1" * KEY_BYTES)),
+        "wrong key": make_key_headers(format_key_text(b"\1" * KEY_BYTES)),
         "expired": make_key_headers(expired, 1),
         "revoked": make_key_headers(texts["revoked"], 2),
         "rotated": make_key_headers(texts["rotated"]),

@@ -20,7 +20,7 @@ def plan(config: Config, host: str = "", gateways: int = 1, workers: int = 2) ->
 
 
 def test_roles_have_unique_names_and_their_resources() -> None:
-    roles = list(plan(joined(http_port=0)).roles())
+    roles = list(plan(joined(http_port=0)).list_roles())
     assert [role.name for role in roles] == ["gateway-0", "worker-0", "worker-1"]
     gateway, worker = " ".join(roles[0].command), " ".join(roles[2].command)
     assert "penstock gateway --node pool --id gateway-0 --config {config} --host {host} --bind {host}:0" in gateway
@@ -43,7 +43,7 @@ def test_a_role_that_cannot_start_is_reported() -> None:
 @pytest.mark.parametrize("port", ["1", "99999999"])
 def test_an_unreachable_ray_cluster_is_reported_at_once(port: str) -> None:
     with pytest.raises(Unavailable, match="no Ray cluster answers"):
-        fleet_control.fleet_status(f"127.0.0.1:{port}", "penstock")
+        fleet_control.read_fleet_status(f"127.0.0.1:{port}", "penstock")
 
 
 def test_resources_are_read_as_names_and_amounts() -> None:
@@ -59,11 +59,11 @@ class Roles:
         self.started: list[tuple[str, str]] = []
         self.stopped: list[str] = []
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return sorted(self._names)
 
-    async def start_like(self, name: str, other: str) -> None:
-        self.started.append((name, other))
+    async def start_copy(self, name: str, copied_name: str) -> None:
+        self.started.append((name, copied_name))
 
     async def stop(self, names: list[str], timeout_s: float) -> None:
         self.stopped += names

@@ -8,10 +8,10 @@ from penstock.core.errors import Forbidden, PenstockError, Unauthenticated, Unav
 from penstock.core.principals import ANYBODY, NO_SCOPES, NOBODY, Principal, Scope, make_needs
 from penstock.endpoints.credentials import NO_CREDENTIALS, Credentials
 from penstock.endpoints.guard import Guard, create_open_guard, get_declared_needs, needs_scope
-from penstock.features.keys.key_table import KEY_BYTES, KeyRecord, KeyTable, digest_of, key_text
+from penstock.features.keys.key_table import KEY_BYTES, KeyRecord, KeyTable, compute_key_digest, format_key_text
 
 SECRET = b"s" * 32
-KEY, EXPIRED, REVOKED, UNKNOWN = (key_text(bytes([n]) * KEY_BYTES) for n in range(4))
+KEY, EXPIRED, REVOKED, UNKNOWN = (format_key_text(bytes([n]) * KEY_BYTES) for n in range(4))
 INFERENCE = make_needs(Scope.INFERENCE)
 NOW = 1000.0
 
@@ -19,7 +19,7 @@ NOW = 1000.0
 def record(key_id: str, text: str, **fields: object) -> KeyRecord:
     scopes = [Scope.INFERENCE]
     return KeyRecord.model_validate(
-        {"key_id": key_id, "name": key_id, "digest": digest_of(text, SECRET), "scopes": scopes, **fields}
+        {"key_id": key_id, "name": key_id, "digest": compute_key_digest(text, SECRET), "scopes": scopes, **fields}
     )
 
 

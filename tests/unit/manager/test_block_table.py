@@ -26,7 +26,7 @@ class Cluster:
 
     def is_settled(self, model: str) -> bool:
         """Return True if every worker reported the chosen version's newest revision, and removed ones are unloaded."""
-        return self.registry.has_answered(model) and self.registry.has_unloaded_unwanted(model)
+        return self.registry.has_load_ended(model) and self.registry.has_unloaded_unwanted(model)
 
     def deploy(self, *versions: int, spares: tuple[int, ...] = ()) -> None:
         """Write blocks like the manager: a serving block keeps its revision, whatever its role is now."""
@@ -55,7 +55,7 @@ class Cluster:
         """Report the worker's progress with the version's newest revision; without a state, that it is unloaded."""
         said = self.said.setdefault(worker, {})
         if state is not None:
-            (block,) = [block for block in self.registry.blocks() if block.version == str(version)]
+            (block,) = [block for block in self.registry.list_blocks() if block.version == str(version)]
             before = said.get(block.block_id)
             is_serving = state is READY or (before is not None and before.is_serving)
             said[block.block_id] = WorkerState(state, reason, block.revision, is_serving)
@@ -66,7 +66,7 @@ class Cluster:
     def serve(self, *versions: int) -> None:
         """Report these versions as loaded on every worker, and no others."""
         for worker in self.said:
-            for block in self.registry.blocks():
+            for block in self.registry.list_blocks():
                 self.say(worker, int(block.version), READY if int(block.version) in versions else None)
 
     def leave(self, worker: str) -> None:
@@ -74,20 +74,20 @@ class Cluster:
         self.registry.worker_left(worker)
 
     def states(self) -> dict[str, BlockState]:
-        return {block.version: block.state()[0] for block in self.registry.shown_blocks()}
+        return {block.version: block.compute_state()[0] for block in self.registry.list_shown_blocks()}
 
     def assigned(self) -> list[str]:
-        return [block.version for block in self.registry.assigned_blocks()]
+        return [block.version for block in self.registry.list_assigned_blocks()]
 
 
 def test_a_block_goes_from_loading_to_ready() -> None:
     cluster = Cluster("w")
     cluster.deploy(1)
-    (block,) = cluster.registry.blocks()
-    assert block.state() == (LOADING, "loading")
+    (block,) = cluster.registry.list_blocks()
+    assert block.compute_state() == (LOADING, "loading")
     report = [("blk-1", WorkerState(READY, "", 1, is_serving=True))]
     assert cluster.registry.worker_reported("w", report)
-    assert block.state() == (READY, "")
+    assert block.compute_state() == (READY, "")
     assert not cluster.registry.worker_reported("w", report)
     assert cluster.is_settled("m")
 
@@ -95,15 +95,15 @@ def test_a_block_goes_from_loading_to_ready() -> None:
 def test_one_ready_worker_makes_a_block_ready_and_only_failed_ones_make_it_failed() -> None:
     cluster = Cluster("w1", "w2")
     cluster.deploy(1)
-    (block,) = cluster.registry.blocks()
+    (block,) = cluster.registry.list_blocks()
     cluster.say("w1", 1, FAILED, "no")
-    assert block.state() == (FAILED, "no")
+    assert block.compute_state() == (FAILED, "no")
     cluster.say("w2", 1, READY)
-    assert block.state() == (READY, "failed on 1 of 2 workers: no")
-    assert cluster.registry.failure("m") == "version 1 failed to load: no", "no earlier version serves"
+    assert block.compute_state() == (READY, "failed on 1 of 2 workers: no")
+    assert cluster.registry.describe_failure("m") == "version 1 failed to load: no", "no earlier version serves"
     cluster.leave("w2")
-    assert block.state() == (FAILED, "no")
-    assert cluster.registry.failure("m") == "version 1 failed to load: no"
+    assert block.compute_state() == (FAILED, "no")
+    assert cluster.registry.describe_failure("m") == "version 1 failed to load: no"
 
 
 def test_a_new_revision_is_settled_once_reported_and_the_old_one_serves_meanwhile() -> None:
@@ -126,8 +126,8 @@ def test_a_revision_that_does_not_load_is_reported_and_the_block_stays_ready() -
     cluster.deploy(1)
     cluster.say("w", 1, FAILED, "no model")
     assert cluster.is_settled("m")
-    assert cluster.registry.blocks()[0].state() == (READY, "still serving, but reloading failed: no model")
-    assert cluster.registry.failure("m") == ("version 1 failed to load: no model; still serving: version 1")
+    assert cluster.registry.list_blocks()[0].compute_state() == (READY, "still serving, but reloading failed: no model")
+    assert cluster.registry.describe_failure("m") == ("version 1 failed to load: no model; still serving: version 1")
 
 
 def test_a_withdrawn_block_is_settled_when_no_worker_holds_it() -> None:
@@ -145,15 +145,15 @@ def test_a_withdrawn_block_is_settled_when_no_worker_holds_it() -> None:
 def test_a_dormant_block_is_settled_and_counts_until_a_worker_has_loaded_it() -> None:
     cluster = Cluster("w1")
     cluster.deploy(1)
-    (block,) = cluster.registry.blocks()
+    (block,) = cluster.registry.list_blocks()
     cluster.say("w1", 1, DORMANT)
-    assert block.state() == (DORMANT, "")
+    assert block.compute_state() == (DORMANT, "")
     assert cluster.is_settled("m")
-    assert cluster.registry.failure("m") == ""
+    assert cluster.registry.describe_failure("m") == ""
     cluster.say("w2", 1, FAILED, "no")
-    assert block.state() == (DORMANT, ""), "the other worker can still load the block"
+    assert block.compute_state() == (DORMANT, ""), "the other worker can still load the block"
     cluster.say("w1", 1, READY)
-    assert block.state()[0] is READY
+    assert block.compute_state()[0] is READY
 
 
 # --- from one version to another
@@ -177,7 +177,7 @@ def test_the_old_version_is_removed_when_every_worker_has_the_new_one() -> None:
     cluster.say("w2", 2, READY)
     assert cluster.states() == {"1": UNLOADED, "2": READY}
     assert cluster.assigned() == ["2"]
-    assert cluster.registry.has_answered("m")
+    assert cluster.registry.has_load_ended("m")
     assert not cluster.is_settled("m"), "the old version is still there"
     cluster.serve(2)
     assert cluster.is_settled("m")
@@ -188,10 +188,10 @@ def test_a_version_that_does_not_load_everywhere_leaves_the_old_one_serving(is_o
     cluster = replaced()
     cluster.say("w1", 2, READY if is_on_one else FAILED, "" if is_on_one else "broken")
     cluster.say("w2", 2, FAILED, "broken")
-    assert cluster.registry.has_answered("m")
+    assert cluster.registry.has_load_ended("m")
     assert cluster.states() == {"1": READY, "2": FAILED}
     assert cluster.assigned() == ["1", "2"]
-    assert cluster.registry.failure("m") == ("version 2 failed to load: broken; still serving: version 1")
+    assert cluster.registry.describe_failure("m") == ("version 2 failed to load: broken; still serving: version 1")
 
 
 def test_a_worker_that_returns_while_the_new_version_is_broken_gets_the_old_one_first() -> None:
@@ -267,8 +267,8 @@ def test_a_version_whose_load_kills_workers_is_given_up(is_told: bool) -> None:
     assert cluster.assigned() == ["1"]
     cluster.say("w1", 1, READY)
     assert cluster.states() == {"1": READY, "2": FAILED}
-    assert cluster.registry.has_answered("m")
-    assert "worker processes died" in cluster.registry.failure("m")
+    assert cluster.registry.has_load_ended("m")
+    assert "worker processes died" in cluster.registry.describe_failure("m")
     cluster.deploy(2)
     assert cluster.assigned() == ["1", "2"], "loading the model again tries the version again"
 
@@ -290,7 +290,7 @@ def test_an_additional_version_serves_when_every_worker_has_it() -> None:
     cluster.deploy(1)
     cluster.serve(1)
     cluster.deploy(1, 2)
-    (new,) = [block for block in cluster.registry.assigned_blocks() if block.is_new]
+    (new,) = [block for block in cluster.registry.list_assigned_blocks() if block.is_new]
     assert (new.version, new.replaces) == ("2", ())
     cluster.say("w1", 2, READY)
     assert cluster.states() == {"1": READY, "2": LOADING}
@@ -347,11 +347,11 @@ def test_a_block_with_replicas_depends_on_its_assigned_workers() -> None:
     cluster = Cluster("w1", "w2", "w3")
     cluster.write(1, BlockRole.CHOSEN, 1, replicas=1)
     cluster.apply()
-    (block,) = cluster.registry.blocks()
-    assert cluster.registry.assigned_to(block) == set(), "the block is not placed yet"
-    assert not cluster.registry.has_answered("m")
+    (block,) = cluster.registry.list_blocks()
+    assert cluster.registry.find_assigned_workers(block) == set(), "the block is not placed yet"
+    assert not cluster.registry.has_load_ended("m")
     cluster.registry.set_placement({"blk-1": ["w2"]})
-    assert cluster.registry.assigned_to(block) == {"w2"}
+    assert cluster.registry.find_assigned_workers(block) == {"w2"}
     cluster.say("w2", 1, READY)
     assert cluster.is_settled("m")
 
@@ -362,26 +362,26 @@ def test_a_serving_worker_keeps_its_block_until_the_new_holder_has_it() -> None:
     cluster.apply()
     cluster.registry.set_placement({"blk-1": ["w1"]})
     cluster.say("w1", 1, READY)
-    (block,) = cluster.registry.blocks()
+    (block,) = cluster.registry.list_blocks()
     cluster.registry.set_placement({"blk-1": ["w2"]})
-    assert cluster.registry.assigned_to(block) == {"w1", "w2"}
+    assert cluster.registry.find_assigned_workers(block) == {"w1", "w2"}
     cluster.say("w2", 1, FAILED, "no")
-    assert cluster.registry.assigned_to(block) == {"w1", "w2"}
+    assert cluster.registry.find_assigned_workers(block) == {"w1", "w2"}
     cluster.say("w2", 1, READY)
-    assert cluster.registry.assigned_to(block) == {"w2"}
+    assert cluster.registry.find_assigned_workers(block) == {"w2"}
 
 
 def test_a_worker_without_assignments_unloads_blocks_that_other_workers_hold() -> None:
     cluster = Cluster("w1")
     cluster.deploy(1)
     cluster.serve(1)
-    (block,) = cluster.registry.blocks()
-    cluster.registry.set_closed_workers(["w1"])
-    assert cluster.registry.assigned_to(block) == {"w1"}, "no other worker has the block"
+    (block,) = cluster.registry.list_blocks()
+    cluster.registry.set_excluded_workers(["w1"])
+    assert cluster.registry.find_assigned_workers(block) == {"w1"}, "no other worker has the block"
     cluster.say("w2")
-    assert cluster.registry.assigned_to(block) == {"w1", "w2"}
+    assert cluster.registry.find_assigned_workers(block) == {"w1", "w2"}
     cluster.say("w2", 1, READY)
-    assert cluster.registry.assigned_to(block) == {"w2"}
+    assert cluster.registry.find_assigned_workers(block) == {"w2"}
 
 
 def test_a_short_silence_of_a_worker_is_not_its_end() -> None:
@@ -461,7 +461,7 @@ def test_a_new_leader_finds_settled_blocks_settled() -> None:
     assert after.states() == {"1": LOADING}
     attach(after, "w1")
     assert after.states() == {"1": READY}
-    assert [(block.revision, block.is_new) for block in after.registry.assigned_blocks()] == [(1, False)]
+    assert [(block.revision, block.is_new) for block in after.registry.list_assigned_blocks()] == [(1, False)]
     attach(after, "w2")
     assert after.is_settled("m")
 
@@ -473,7 +473,10 @@ def test_a_new_leader_continues_a_replacement() -> None:
     after = taken_over(before)
     attach(after, "w1", 2)
     assert after.states() == {"1": READY, "2": LOADING}, "the other worker does not have it yet"
-    assert [(block.version, block.is_new) for block in after.registry.assigned_blocks()] == [("1", False), ("2", True)]
+    assert [(block.version, block.is_new) for block in after.registry.list_assigned_blocks()] == [
+        ("1", False),
+        ("2", True),
+    ]
     after.registry.end_adoption()
     attach(after, "w2", 2)
 

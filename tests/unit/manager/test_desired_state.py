@@ -15,17 +15,17 @@ def block(model: str = "m", version: str = "1", **fields: object) -> bytes:
 
 def test_a_blocks_revision_is_that_of_its_last_load_request() -> None:
     state = DesiredState()
-    state.fold([Change(BLOCKS + "a", block(role="chosen"), 5)])
+    state.apply_changes([Change(BLOCKS + "a", block(role="chosen"), 5)])
     assert state.blocks["a"].revision == 5
-    state.fold([Change(BLOCKS + "a", block(role="chosen", replicas=2, generation=5), 9)])
+    state.apply_changes([Change(BLOCKS + "a", block(role="chosen", replicas=2, generation=5), 9)])
     assert (state.blocks["a"].revision, state.blocks["a"].record.replicas, state.revision) == (5, 2, 9)
-    state.fold([Change(BLOCKS + "a", block(role="chosen", replicas=2), 11)])
+    state.apply_changes([Change(BLOCKS + "a", block(role="chosen", replicas=2), 11)])
     assert state.blocks["a"].revision == 11
 
 
 def test_changes_are_reported() -> None:
     state = DesiredState()
-    folded = state.fold(
+    state_changes = state.apply_changes(
         [
             Change(BLOCKS + "a", block("m"), 1),
             Change(ROUTING + "m", HASHED, 1),
@@ -34,13 +34,13 @@ def test_changes_are_reported() -> None:
             Change("rollouts/r", b"theirs", 1),
         ]
     )
-    assert (folded.models, folded.routings, folded.workers) == ({"m"}, {"m"}, {"w"})
-    assert folded.others == {"rollouts/r": b"theirs"}
-    assert folded.has_gateways
-    assert (state.membership, [each.gateway_id for each in state.gateways.members()]) == (1, ["g"])
+    assert (state_changes.models, state_changes.routings, state_changes.workers) == ({"m"}, {"m"}, {"w"})
+    assert state_changes.others == {"rollouts/r": b"theirs"}
+    assert state_changes.has_gateways
+    assert (state.membership, [each.gateway_id for each in state.gateways.list_members()]) == (1, ["g"])
     assert state.others == {"rollouts/r": b"theirs"}
-    folded = state.fold([Change(BLOCKS + "a", block("other"), 2), Change("rollouts/r", None, 2)])
-    assert (folded.models, state.others) == ({"m", "other"}, {}), (
+    state_changes = state.apply_changes([Change(BLOCKS + "a", block("other"), 2), Change("rollouts/r", None, 2)])
+    assert (state_changes.models, state.others) == ({"m", "other"}, {}), (
         "both models changed, because the block moved from one to the other"
     )
 
@@ -53,19 +53,19 @@ def test_unreadable_records_are_ignored_and_reported() -> None:
         Change(ROUTING + "m", b'{"policy": "of a later version"}', 1),
         Change(BLOCKS + "c", b'{"model": "m", "version": "1", "of_a_later_version": 1}', 1),
     ]
-    folded = state.fold(changes)
-    assert [unread.key for unread in folded.unreadable] == [BLOCKS + "a", BLOCKS + "b", ROUTING + "m"]
+    state_changes = state.apply_changes(changes)
+    assert [unread.key for unread in state_changes.unreadable] == [BLOCKS + "a", BLOCKS + "b", ROUTING + "m"]
     assert state.blocks.keys() == {"c"}, "unknown fields do no harm"
     assert state.routings == {}
 
 
 def test_a_model_is_unloaded_until_one_of_its_versions_is_chosen() -> None:
     state = DesiredState()
-    state.fold([Change(BLOCKS + "a", block(), 1)])
+    state.apply_changes([Change(BLOCKS + "a", block(), 1)])
     assert not state.is_unloaded("m"), "no operator unloaded the model"
-    state.fold([Change(BLOCKS + "b", block(version="2", role=BlockRole.WITHDRAWN), 2)])
+    state.apply_changes([Change(BLOCKS + "b", block(version="2", role=BlockRole.WITHDRAWN), 2)])
     assert state.is_unloaded("m")
-    state.fold([Change(BLOCKS + "a", block(role=BlockRole.CHOSEN), 3)])
+    state.apply_changes([Change(BLOCKS + "a", block(role=BlockRole.CHOSEN), 3)])
     assert not state.is_unloaded("m")
 
 
@@ -82,9 +82,11 @@ def test_a_snapshot_after_a_gap_equals_all_changes() -> None:
             records[key] = Record(key, value, revision)
         else:
             records.pop(key, None)
-        heard.fold([Change(key, value, revision)])
+        heard.apply_changes([Change(key, value, revision)])
         if rng.random() < 0.1:
-            gapped.restart(Snapshot(revision, tuple(records.values())))
+            gapped.replace_all(Snapshot(revision, tuple(records.values())))
             assert gapped.blocks == heard.blocks
             assert (gapped.routings, gapped.workers, gapped.others) == (heard.routings, heard.workers, heard.others)
-            assert {model: gapped.of_model(model) == heard.of_model(model) for model in ("m0", "m1", "m2")}
+            assert {
+                model: gapped.list_model_blocks(model) == heard.list_model_blocks(model) for model in ("m0", "m1", "m2")
+            }

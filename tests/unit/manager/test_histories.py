@@ -167,13 +167,13 @@ async def test_a_deposed_leader_starts_no_history(bed: Bed) -> None:
     async with bed.managing() as manager:
         history = manager.control.desired.history
         assert history
-        await manager.control.confirm_epoch(history, manager.control.epoch)
-        await manager.control.confirm_epoch("another", manager.control.epoch + 9)
+        await manager.control.check_peer_epoch(history, manager.control.epoch)
+        await manager.control.check_peer_epoch("another", manager.control.epoch + 9)
         assert manager.control.desired.history == history
         epoch = manager.control.epoch
         await bed.store.put("leader", b"another's")
         with suppress(NotLeader):  # the former leader may know that it lost its term, and then does not even try
-            await manager.control.confirm_epoch(history, epoch + 9)
+            await manager.control.check_peer_epoch(history, epoch + 9)
         stored = await bed.store.get("history")
         assert stored is not None
         assert stored.value.decode() == history

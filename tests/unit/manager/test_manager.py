@@ -17,7 +17,7 @@ from penstock.manager.deployed_block import WorkerState
 from penstock.manager.deploying.folder_changes import STEADY_S
 from penstock.manager.manager import Manager
 from penstock.manager.publishing.publisher import AssignedBlock
-from penstock.manager.term import EventDraft, Facts, Report
+from penstock.manager.term import BlocksReport, EventDraft, WorkerFacts
 from penstock.manager.worker_liveness import WorkerArrived, WorkerReported
 from penstock.storage.metadata.metadata_store import Compare, MetadataStore, Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
@@ -61,7 +61,7 @@ async def test_routing_is_published_and_removed(repository: Path, store: Metadat
             seen = view.revision
             await manager.deployer.set_routing("a", routing)
             assert routings(block_views(manager)) == {"a": routing, "b": ""}
-            assert len(view.since(seen).changed) == 1, "the change is published once"
+            assert len(view.read_since(seen).changed) == 1, "the change is published once"
 
 
 async def test_routing_survives_the_manager(repository: Path, store: MetadataStore) -> None:
@@ -97,17 +97,17 @@ async def test_an_unreadable_stored_routing_is_ignored(repository: Path, store: 
 def worker_holds(manager: Manager, worker: str, stream: int = 1) -> None:
     """Attach a worker and report all its assigned blocks as loaded."""
     term = manager.control.term
-    term.worker_joined(WorkerArrived(worker, "1-life", stream), Facts(), Report([]), 0.0)
+    term.worker_joined(WorkerArrived(worker, "1-life", stream), WorkerFacts(), BlocksReport([]), 0.0)
     report(manager, worker, stream)
 
 
 def report(manager: Manager, worker: str, stream: int = 1) -> None:
     states = {
         each.block_id: WorkerState(BlockState.READY, "", each.revision, is_serving=True)
-        for each in manager.control.term.publisher.assignment(worker).items().values()
+        for each in manager.control.term.publisher.get_assignment(worker).get_items().values()
         if isinstance(each, AssignedBlock)
     }
-    manager.control.term.worker_reported(WorkerReported(worker, stream), Report(states.items()), None, 0.0)
+    manager.control.term.worker_reported(WorkerReported(worker, stream), BlocksReport(states.items()), None, 0.0)
 
 
 async def serve_as(manager: Manager, worker: str) -> None:
@@ -180,7 +180,9 @@ async def test_a_faulty_model_is_deployed_so_that_workers_report_it_as_failed(
         assert deployed_versions(manager) == {("a", "4"), ("b", "1")}
         (repository / "a" / "model.yaml").write_text("task: tensor\n")
     async with managing(repository, store) as manager:
-        assert {block.version for block in manager.control.term.blocks.assigned_blocks() if block.model == "a"} == {"1"}
+        assert {
+            block.version for block in manager.control.term.blocks.list_assigned_blocks() if block.model == "a"
+        } == {"1"}
 
 
 async def test_listed_versions_that_are_missing_fail_alone(repository: Path, store: MetadataStore) -> None:
@@ -216,7 +218,7 @@ async def test_changed_folders_of_a_watched_repository_are_deployed(repository: 
     def revisions() -> dict[str, int]:
         return {
             f"{block.model}:{block.version}": block.revision
-            for block in manager.control.term.blocks.blocks()
+            for block in manager.control.term.blocks.list_blocks()
             if block.is_wanted
         }
 
@@ -245,7 +247,7 @@ async def test_changed_folders_of_a_watched_repository_are_deployed(repository: 
 
 
 def deployed_versions(manager: Manager) -> set[tuple[str, str]]:
-    return {(block.model, block.version) for block in manager.control.term.blocks.assigned_blocks()}
+    return {(block.model, block.version) for block in manager.control.term.blocks.list_assigned_blocks()}
 
 
 async def test_a_serving_version_is_not_reloaded_while_another_is_loaded(
@@ -253,12 +255,12 @@ async def test_a_serving_version_is_not_reloaded_while_another_is_loaded(
 ) -> None:
     async with managing(repository, store) as manager:
         worker_holds(manager, "w")
-        (before,) = manager.control.desired.of_model("a")
+        (before,) = manager.control.desired.list_model_blocks("a")
         (repository / "a" / "2").mkdir()
         (repository / "a" / "2" / "model.onnx").write_bytes(b"never read here")
         loading = asyncio.create_task(manager.load("a"))
-        await manager.control.wait_until(lambda: len(manager.control.desired.of_model("a")) == 2)
-        old, new = sorted(manager.control.desired.of_model("a"), key=lambda block: block.revision)
+        await manager.control.wait_until(lambda: len(manager.control.desired.list_model_blocks("a")) == 2)
+        old, new = sorted(manager.control.desired.list_model_blocks("a"), key=lambda block: block.revision)
         assert (old.block_id, old.revision) == (before.block_id, before.revision)
         assert new.record.version == "2"
         working = asyncio.create_task(serve_as(manager, "w"))

@@ -179,7 +179,7 @@ async def test_a_returning_worker_gets_the_missed_changes(manager: Manager, addr
     ]
     await before.say(blocks=held)
     await before.close()
-    await manager.control.wait_until(lambda: not manager.control.term.blocks.workers())
+    await manager.control.wait_until(lambda: not manager.control.term.blocks.list_workers())
     await after.say(is_snapshot=True, blocks=held, history=heard.history, epoch=heard.epoch, revision=heard.revision)
     missed = await after.hear()
     assert not missed.is_snapshot
@@ -199,14 +199,14 @@ async def test_a_second_worker_with_the_same_name_is_refused_with_the_reason(wor
 
 async def test_a_gateway_is_added_to_the_list_and_removed(manager: Manager, gateway: Gateway) -> None:
     await gateway.until_routing("")
-    assert [each.gateway_id for each in manager.control.desired.gateways.members()] == ["gateway-1"]
+    assert [each.gateway_id for each in manager.control.desired.gateways.list_members()] == ["gateway-1"]
     assert (gateway.cluster_view.membership, len(gateway.cluster_view.gateways)) == (
         manager.control.desired.membership,
         1,
     )
     await gateway.control.close()
     async with asyncio.timeout(20):
-        await manager.control.wait_until(lambda: not manager.control.desired.gateways.members())
+        await manager.control.wait_until(lambda: not manager.control.desired.gateways.list_members())
 
 
 async def test_a_deposed_manager_closes_its_streams(manager: Manager, worker: FakeWorker) -> None:

@@ -11,7 +11,7 @@ from penstock.manager.deployed_block import WorkerState
 from penstock.manager.desired_state import BLOCKS, PRESENT, ROUTING, WORKERS, DesiredState, encode
 from penstock.manager.placing.sites import SharedCapacity
 from penstock.manager.publishing.publisher import BLOCK, WORKERS_KEYS, AssignedBlock, WorkersKeys
-from penstock.manager.term import Facts, Report, Term
+from penstock.manager.term import BlocksReport, Term, WorkerFacts
 from penstock.manager.worker_liveness import LivenessRules, WorkerArrived, WorkerReported, WorkerStreamEnded
 from penstock.storage.metadata.metadata_store import Change
 
@@ -34,21 +34,21 @@ class Cluster:
 
     def write(self, *changes: tuple[str, bytes | None]) -> None:
         self.revision += 1
-        folded = self.state.fold([Change(key, value, self.revision) for key, value in changes])
-        self.term.fold(folded)
+        state_changes = self.state.apply_changes([Change(key, value, self.revision) for key, value in changes])
+        self.term.apply_changes(state_changes)
 
     def deploy(self, *block_ids: str, **fields: Any) -> None:
         record = BlockRecord(model="m", version="1", source="/m", role=BlockRole.CHOSEN, **fields)
         self.write(*((BLOCKS + name, encode(record.model_copy(update={"model": name}))) for name in block_ids))
 
     def arrive(
-        self, worker: str, incarnation: str = "1-life", holds: tuple[str, ...] = (), facts: Facts | None = None
+        self, worker: str, incarnation: str = "1-life", holds: tuple[str, ...] = (), facts: WorkerFacts | None = None
     ) -> None:
         self.streams += 1
         self.stream[worker] = self.streams
-        report = Report([(block_id, self.ready(block_id)) for block_id in holds])
+        report = BlocksReport([(block_id, self.ready(block_id)) for block_id in holds])
         arrived = WorkerArrived(worker, incarnation, self.streams)
-        self.term.worker_joined(arrived, facts or Facts(node=f"host-{worker}"), report, self.now)
+        self.term.worker_joined(arrived, facts or WorkerFacts(node=f"host-{worker}"), report, self.now)
         self.seen[worker] = 0
 
     def ready(self, block_id: str) -> WorkerState:
@@ -59,7 +59,7 @@ class Cluster:
         for worker in self.attached():
             if worker in silent:
                 continue
-            delta = self.term.publisher.assignment(worker).since(self.seen[worker])
+            delta = self.term.publisher.get_assignment(worker).read_since(self.seen[worker])
             self.seen[worker] = delta.revision
             states = [
                 (each.block_id, self.ready(each.block_id))
@@ -68,11 +68,11 @@ class Cluster:
             ]
             removed = [key.removeprefix(BLOCK) for key in delta.removed]
             self.told += len(states) + len(removed)
-            report = Report(states, removed, is_snapshot=delta.is_snapshot)
+            report = BlocksReport(states, removed, is_snapshot=delta.is_snapshot)
             self.term.worker_reported(WorkerReported(worker, self.stream[worker]), report, None, self.now)
 
     def attached(self) -> list[str]:
-        return sorted(self.term.blocks.workers())
+        return sorted(self.term.blocks.list_workers())
 
     def pass_time(self, seconds: float, *silent: str) -> None:
         for _ in range(int(seconds / BEAT_S)):
@@ -107,7 +107,7 @@ def test_one_change_among_many_blocks_and_workers_is_one_update() -> None:
     cluster.deploy("one-more", replicas=1)
     cluster.work()
     assert cluster.told == 1
-    assert set(view.since(seen).changed) == {"block/one-more"}
+    assert set(view.read_since(seen).changed) == {"block/one-more"}
     cluster.work()
     assert cluster.told == 1, "only one update is published"
     moved = [move for move in range(1000) if len(cluster.holders(f"blk-{move}")) != 2]
@@ -138,7 +138,7 @@ def test_a_worker_that_returns_from_silence_reports_everything_again() -> None:
     cluster.pass_time(RULES.offline_s + 1, "w0")
     assert cluster.holders("a") == ["w1"]
     cluster.term.worker_reported(
-        WorkerReported("w0", cluster.stream["w0"]), Report([], is_snapshot=False), None, cluster.now
+        WorkerReported("w0", cluster.stream["w0"]), BlocksReport([], is_snapshot=False), None, cluster.now
     )
     assert "report everything" in cluster.term.refused[cluster.stream["w0"]].reason
     cluster.term.stream_ended(WorkerStreamEnded("w0", cluster.stream["w0"]), cluster.now)
@@ -189,7 +189,7 @@ def test_a_drained_worker_serves_until_others_do() -> None:
     cluster.write((WORKERS + holder, encode(WorkerRecord(is_draining=True))))
     block = cluster.term.blocks.get("a")
     assert block is not None
-    assert len(cluster.term.blocks.assigned_to(block)) == 2
+    assert len(cluster.term.blocks.find_assigned_workers(block)) == 2
     cluster.work()
     cluster.work()
     assert cluster.holders("a") == [{"w0": "w1", "w1": "w0"}[holder]]
@@ -224,7 +224,7 @@ def test_blocks_assigned_to_a_new_worker_are_withdrawn_before_its_first_report()
     record = cluster.state.blocks["a"].record
     withdrawn = record.model_copy(update={"role": BlockRole.WITHDRAWN, "generation": 1})
     cluster.write((BLOCKS + "a", encode(withdrawn)))
-    assert "block/a" not in cluster.term.publisher.assignment("w0").items()
+    assert "block/a" not in cluster.term.publisher.get_assignment("w0").get_items()
 
 
 # --- random events
@@ -250,7 +250,7 @@ class Chaos(Cluster):
         fields = self.random.choice(({}, {"replicas": 1}, {"replicas": 2}, {"anti_affinity": ("m0",)}))
         chosen = self.random.randint(1, 3)
         for version in range(1, 4):
-            known = self.state.block(model, str(version))
+            known = self.state.find_block(model, str(version))
             role = self.random.choice((BlockRole.SPARE, BlockRole.WITHDRAWN)) if version != chosen else BlockRole.CHOSEN
             generation = known.revision if known is not None and version != chosen else 0
             record = BlockRecord(model=model, version=str(version), source="/m", role=role, **fields)
@@ -274,12 +274,12 @@ class Chaos(Cluster):
         self.term.stream_ended(ended, self.now)
 
     def report(self, worker: str, _: str) -> None:
-        if worker in self.term.blocks.workers():
-            given = {key.removeprefix(BLOCK) for key in self.term.publisher.assignment(worker).items()}
+        if worker in self.term.blocks.list_workers():
+            given = {key.removeprefix(BLOCK) for key in self.term.publisher.get_assignment(worker).get_items()}
             names = [name for name in self.state.blocks if self.random.random() < 0.6]
             states = [(name, self.some_state(name)) for name in names if name in given]
             removed = [name for name in names if name not in given]
-            report = Report(states, removed, is_snapshot=self.random.random() < 0.2)
+            report = BlocksReport(states, removed, is_snapshot=self.random.random() < 0.2)
             self.term.worker_reported(WorkerReported(worker, self.stream[worker]), report, None, self.now)
 
     def some_state(self, block_id: str) -> WorkerState:
@@ -289,7 +289,7 @@ class Chaos(Cluster):
 
     def revisions(self) -> list[int]:
         publisher = self.term.publisher
-        return [publisher.view.revision, *(publisher.assignment(worker).revision for worker in self.attached())]
+        return [publisher.view.revision, *(publisher.get_assignment(worker).revision for worker in self.attached())]
 
 
 def test_deltas_give_the_same_state_as_sending_everything() -> None:
@@ -298,14 +298,14 @@ def test_deltas_give_the_same_state_as_sending_everything() -> None:
         for _ in range(50):
             chaos.step()
             before, registry = chaos.revisions(), chaos.term.blocks
-            for block in registry.blocks():
+            for block in registry.list_blocks():
                 registry.mark_stale(block.model)
                 anew = replace(block, workers={}, _state_counts=Counter(), _serving=0)
                 anew.role = block.role
                 for worker, said in block.workers.items():
                     anew.report(worker, said)
-                assert anew.state() == block.state()
-            chaos.term.publisher.publish(registry, chaos.state)
+                assert anew.compute_state() == block.compute_state()
+            chaos.term.publisher.publish_blocks(registry, chaos.state)
             assert chaos.revisions() == before
 
 
@@ -320,15 +320,17 @@ def test_operators_labels_take_precedence_over_a_workers_own() -> None:
 def test_a_workers_facts_about_itself_and_its_machine_affect_placement() -> None:
     cluster = Cluster()
     machine = (SharedCapacity("h1", cpus=4),)
-    cluster.arrive("w0", facts=Facts(node="h1", cpus=4, shared=machine))
-    cluster.arrive("w1", facts=Facts(node="h1", cpus=4, shared=machine, weight=3))
+    cluster.arrive("w0", facts=WorkerFacts(node="h1", cpus=4, shared=machine))
+    cluster.arrive("w1", facts=WorkerFacts(node="h1", cpus=4, shared=machine, weight=3))
     names = [f"blk-{number}" for number in range(8)]
     cluster.deploy(*names, replicas=1)
     cluster.deploy("a", "b", replicas=1, resources={"cpu": 3})
     cluster.work()
     assert len([name for name in names if cluster.holders(name) == ["w1"]]) >= 5
     assert sorted([len(cluster.holders("a")), len(cluster.holders("b"))]) == [0, 1]
-    assert "1 of 4 are free on its machine" in " ".join(cluster.term.explain("a") + cluster.term.explain("b"))
+    assert "1 of 4 are free on its machine" in " ".join(
+        cluster.term.explain_placement("a") + cluster.term.explain_placement("b")
+    )
 
 
 def test_workers_that_attach_to_a_new_leader_keep_their_blocks() -> None:
@@ -341,7 +343,7 @@ def test_workers_that_attach_to_a_new_leader_keep_their_blocks() -> None:
     after.term = Term(2, before.state, RULES, 0.0)
     for worker in before.seen:
         after.arrive(worker, holds=tuple(held[worker]))
-        given = after.term.publisher.assignment(worker).items()
+        given = after.term.publisher.get_assignment(worker).get_items()
         assert {f"block/{block_id}" for block_id in held[worker]} <= given.keys(), "no worker has to remove a block"
     after.pass_time(RULES.offline_s + 1)
     assert all(len(after.holders(f"blk-{n}")) == 3 for n in range(100))
@@ -371,7 +373,7 @@ def test_a_new_leader_waits_only_for_known_workers() -> None:
     before = Cluster(workers=2)
     before.deploy("a", "b", "c", replicas=1)
     before.work()
-    before.write((PRESENT, encode(before.term.present())))
+    before.write((PRESENT, encode(before.term.list_present_workers())))
     held = {worker: tuple(name for name in "abc" if worker in before.holders(name)) for worker in ("w0", "w1")}
     after = Cluster()
     after.state = before.state
@@ -389,19 +391,19 @@ def test_gateways_get_the_keys_of_current_workers() -> None:
     cluster = Cluster()
 
     def told() -> tuple[str, ...]:
-        shown = cluster.term.publisher.view.items()[WORKERS_KEYS]
+        shown = cluster.term.publisher.view.get_items()[WORKERS_KEYS]
         assert isinstance(shown, WorkersKeys)
         return shown.keys
 
     assert told() == ()
-    cluster.arrive("w0", facts=Facts(curve_key="aa"))
-    cluster.arrive("w1", facts=Facts(curve_key="bb"))
+    cluster.arrive("w0", facts=WorkerFacts(curve_key="aa"))
+    cluster.arrive("w1", facts=WorkerFacts(curve_key="bb"))
     assert told() == ("aa", "bb")
     cluster.term.stream_ended(WorkerStreamEnded("w0", cluster.stream["w0"], False), cluster.now)
     assert told() == ("aa", "bb")  # it may return at once
     cluster.now += RULES.reconnect_s + 1.0
     cluster.term.tick(cluster.now)
-    cluster.arrive("w0", "2-life", facts=Facts(curve_key="cc"))
+    cluster.arrive("w0", "2-life", facts=WorkerFacts(curve_key="cc"))
     assert told() == ("bb", "cc")
     cluster.term.remove_worker("w1", cluster.now)
     assert told() == ("cc",)

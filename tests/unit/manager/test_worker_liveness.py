@@ -66,10 +66,10 @@ def test_a_silent_worker_is_suspect_then_offline_then_forgotten() -> None:
     assert states(bed.wait(0.5)) == [(SUSPECT, False)]
     assert bed.wait(2.5) == []
     assert states(bed.wait(0.5)) == [(OFFLINE, False)]
-    assert bed.lives.silent_s("w") == 5
+    assert bed.lives.compute_silent_s("w") == 5
     assert bed.wait(59.5) == []
-    assert bed.lives.items().keys() == {"w"}
-    assert bed.lives.get("w") is bed.lives.items()["w"]
+    assert bed.lives.get_lives().keys() == {"w"}
+    assert bed.lives.get("w") is bed.lives.get_lives()["w"]
     actions = bed.wait(0.5)
     assert states(actions) == [(FORGOTTEN, False)]
     assert refused(actions) == [1]
@@ -91,10 +91,10 @@ def test_default_rules_have_the_documented_times() -> None:
     assert states(bed.wait(3596.5)) == []
     actions = bed.wait(0.5)
     assert (states(actions), refused(actions)) == ([(FORGOTTEN, False)], [])
-    silent_s = bed.lives.silent_s("silent")
+    silent_s = bed.lives.compute_silent_s("silent")
     bed.now += 600
     bed.do(LivenessTick())
-    assert bed.lives.silent_s("silent") == silent_s + 1
+    assert bed.lives.compute_silent_s("silent") == silent_s + 1
 
 
 def test_an_offline_worker_that_reports_again_is_alive_on_its_old_stream() -> None:

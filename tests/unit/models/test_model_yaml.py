@@ -72,7 +72,7 @@ def test_every_device_is_accepted(tmp_path: Path, device: str) -> None:
 
 def test_auto_counts_cores_on_a_cpu_and_not_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = 6
-    monkeypatch.setattr("penstock.models.model_yaml.usable_cores", lambda: cores)
+    monkeypatch.setattr("penstock.models.model_yaml.count_usable_cores", lambda: cores)
     assert ModelSettings().instance_count() == cores
     assert ModelSettings(instances=Instances(threads=2 * cores)).instance_count() == 1
     assert ModelSettings().instance_count("cuda:1") == INSTANCES_ON_A_GPU

@@ -135,8 +135,8 @@ def test_blocks_in_routes_are_watched(bed: Bed) -> None:
     answered, failed = InferRequest("m", []), InferRequest("m", [])
     assert (watched.read_controls(answered), watched.read_controls(failed)) == (30.0, 30.0)
     watched.count_answer(answered, 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing(compute_ns=1)))
-    watched.watch.failed(failed, EngineFailed("no"))
-    (counts,) = bed.plans.watches.take()
+    watched.watch.count_error(failed, EngineFailed("no"))
+    (counts,) = bed.plans.watches.take_counts()
     assert (counts.answers, counts.errors, sum(counts.latencies.values())) == (1, {"engine_failed": 1}, 1)
     assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 1
     bed.plans.watch([])

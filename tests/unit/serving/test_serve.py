@@ -378,13 +378,13 @@ async def test_a_cached_answer_runs_nothing(bed: Bed) -> None:
 
 async def test_the_key_of_a_miss_is_computed_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     digested: list[InferRequest] = []
-    make_key = CacheKeys.key
+    make_key = CacheKeys.compute_key
 
     def counted(maker: CacheKeys, request: InferRequest) -> bytes:
         digested.append(request)
         return make_key(maker, request)
 
-    monkeypatch.setattr(CacheKeys, "key", counted)
+    monkeypatch.setattr(CacheKeys, "compute_key", counted)
     await bed.serving.serve(ask("kept"))
     assert len(digested) == 1
 
@@ -462,7 +462,7 @@ async def test_a_session_id_alone_has_no_order_and_no_record(bed: Bed) -> None:
     session: dict[str, Parameter] = {"session_id": "s"}
     assert (await bed.serving.serve(ask(parameters=session))).parameters == {}
     assert [answer.parameters for answer in await bed.stream(ask("talker", parameters=session))] == [{}] * 3
-    assert bed.sessions.statistics()["open"] == 0
+    assert bed.sessions.count_sessions()["open"] == 0
 
 
 @pytest.mark.parametrize("model", ["talker", "stateful_talker"])

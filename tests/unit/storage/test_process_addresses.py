@@ -10,16 +10,16 @@ from penstock.core.config import Config, load_config
 from penstock.core.errors import ConfigError
 from penstock.storage.process_addresses import (
     ServerPaths,
-    advertised_manager,
     check_bind,
     check_join,
     check_store,
-    clients_address,
-    gateway_endpoint,
+    find_advertised_manager,
+    find_clients_address,
+    find_gateway_endpoint,
+    find_manager_address,
     is_clustered,
-    join_addresses,
-    manager_address,
-    role_id,
+    make_role_id,
+    parse_join_addresses,
 )
 from penstock.wire.zmq_endpoints import Endpoint
 
@@ -32,14 +32,14 @@ def test_a_single_machine_has_sockets_in_its_folder_and_short_ids(tmp_path: Path
     alone = Config()
     paths = ServerPaths(tmp_path)
     assert not is_clustered(alone)
-    assert role_id(alone, "worker-0") == "worker-0"
-    assert paths.managers(alone) == (f"unix:{tmp_path}/manager.sock",)
-    assert paths.gateway("gateway-0", alone) == Endpoint(f"ipc://{tmp_path}/gateway-0.ipc")
+    assert make_role_id(alone, "worker-0") == "worker-0"
+    assert paths.list_managers(alone) == (f"unix:{tmp_path}/manager.sock",)
+    assert paths.get_gateway_endpoint("gateway-0", alone) == Endpoint(f"ipc://{tmp_path}/gateway-0.ipc")
 
 
 def test_role_ids_in_a_cluster_contain_the_nodes_name() -> None:
-    assert role_id(config(join="h", node="n1"), "worker-0") == "n1.worker-0"
-    assert role_id(config(bind="10.0.0.1", node="n1"), "gateway-1") == "n1.gateway-1"
+    assert make_role_id(config(join="h", node="n1"), "worker-0") == "n1.worker-0"
+    assert make_role_id(config(bind="10.0.0.1", node="n1"), "gateway-1") == "n1.gateway-1"
     assert config().cluster.node_name  # the machine's own
 
 
@@ -53,7 +53,7 @@ def test_role_ids_in_a_cluster_contain_the_nodes_name() -> None:
     ],
 )
 def test_addresses_of_joined_managers(tmp_path: Path, join: str, managers: tuple[str, ...]) -> None:
-    assert ServerPaths(tmp_path).managers(config(join=join)) == managers
+    assert ServerPaths(tmp_path).list_managers(config(join=join)) == managers
 
 
 def test_managers_join_only_a_store() -> None:
@@ -64,19 +64,19 @@ def test_managers_join_only_a_store() -> None:
 
 
 def test_hosts_in_a_value_of_join() -> None:
-    assert join_addresses("etcd://a:2379,b:2379/prefix") == [Address("a", 2379), Address("b", 2379)]
-    assert join_addresses("a,b:1") == [Address("a"), Address("b", 1)]
+    assert parse_join_addresses("etcd://a:2379,b:2379/prefix") == [Address("a", 2379), Address("b", 2379)]
+    assert parse_join_addresses("a,b:1") == [Address("a"), Address("b", 1)]
 
 
 def test_a_manager_has_a_default_port() -> None:
-    assert manager_address(config(bind="10.0.0.1")) == Address("10.0.0.1", 7400)
-    assert manager_address(config(bind="10.0.0.1:9")) == Address("10.0.0.1", 9)
-    assert manager_address(config("10.0.0.7")) == Address("10.0.0.7", 7400)
-    assert advertised_manager(config(bind="10.0.0.1"), 7400) == "10.0.0.1:7400"
-    assert advertised_manager(config(bind="0.0.0.0", advertise="m1"), 7400) == "m1:7400"
-    assert advertised_manager(config(bind="0.0.0.0", advertise="m1:9"), 7400) == "m1:9"
+    assert find_manager_address(config(bind="10.0.0.1")) == Address("10.0.0.1", 7400)
+    assert find_manager_address(config(bind="10.0.0.1:9")) == Address("10.0.0.1", 9)
+    assert find_manager_address(config("10.0.0.7")) == Address("10.0.0.7", 7400)
+    assert find_advertised_manager(config(bind="10.0.0.1"), 7400) == "10.0.0.1:7400"
+    assert find_advertised_manager(config(bind="0.0.0.0", advertise="m1"), 7400) == "m1:7400"
+    assert find_advertised_manager(config(bind="0.0.0.0", advertise="m1:9"), 7400) == "m1:9"
     with pytest.raises(ConfigError, match="--advertise"):
-        advertised_manager(config(bind="0.0.0.0"), 7400)
+        find_advertised_manager(config(bind="0.0.0.0"), 7400)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_a_manager_has_a_default_port() -> None:
     ],
 )
 def test_gateways_have_consecutive_ports(cluster: dict[str, str], number: int, endpoint: Endpoint) -> None:
-    assert gateway_endpoint(config(**cluster), number) == endpoint
+    assert find_gateway_endpoint(config(**cluster), number) == endpoint
 
 
 def test_a_wildcard_is_advertised_as_the_address_that_reaches_the_manager() -> None:
-    found = gateway_endpoint(config(join="192.0.2.1", bind="0.0.0.0"), 0)
+    found = find_gateway_endpoint(config(join="192.0.2.1", bind="0.0.0.0"), 0)
     assert found.host not in ("", "0.0.0.0")
 
 
 def test_clients_get_an_address_that_they_can_reach() -> None:
-    assert clients_address(config("10.0.0.2", join="m"), 50051) == "10.0.0.2:50051"
-    assert clients_address(config("0.0.0.0", join="m", advertise="g:7401"), 50051) == "g:50051"
-    assert not clients_address(config("0.0.0.0"), 1).startswith("0.0.0.0")
+    assert find_clients_address(config("10.0.0.2", join="m"), 50051) == "10.0.0.2:50051"
+    assert find_clients_address(config("0.0.0.0", join="m", advertise="g:7401"), 50051) == "g:50051"
+    assert not find_clients_address(config("0.0.0.0"), 1).startswith("0.0.0.0")
 
 
 @pytest.mark.parametrize("cluster", [{"bind": "10.0.0.1"}, {"bind": "0.0.0.0:7400"}, {"bind": "box"}])

@@ -64,7 +64,7 @@ def etcd(authority: TestAuthority, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 async def test_etcd_is_written_and_watched_over_tls(etcd: str, authority: TestAuthority) -> None:
-    store = EtcdMetadataStore.of(f"etcds://{etcd}/test{query(authority, 'client')}", START_S)
+    store = EtcdMetadataStore.from_url(f"etcds://{etcd}/test{query(authority, 'client')}", START_S)
     revision = await store.put("key", b"value")
     async with asyncio.timeout(START_S):
         async for changes in store.watch("", revision - 1):
@@ -76,12 +76,12 @@ async def test_etcd_is_written_and_watched_over_tls(etcd: str, authority: TestAu
 async def test_etcd_and_client_refuse_unknown_certificates(
     etcd: str, authority: TestAuthority, stranger: TestAuthority
 ) -> None:
-    await EtcdMetadataStore.of(f"etcds://{etcd}{query(authority, 'client')}", START_S).get("key")  # it is there
+    await EtcdMetadataStore.from_url(f"etcds://{etcd}{query(authority, 'client')}", START_S).get("key")  # it is there
     wrong = f"etcds://{etcd}?ca={authority.ca}&cert={stranger.files('client').cert}&key={stranger.files('client').key}"
     without = f"etcds://{etcd}{query(authority)}"
 
     async def ask(url: str) -> None:
-        store = EtcdMetadataStore.of(url, 1.5)
+        store = EtcdMetadataStore.from_url(url, 1.5)
         with pytest.raises(StoreUnavailable):
             await store.get("key")
         await store.close()
@@ -92,11 +92,11 @@ async def test_etcd_and_client_refuse_unknown_certificates(
 
 def test_faults_in_the_url_of_an_etcd_are_reported(authority: TestAuthority) -> None:
     with pytest.raises(ConfigError, match="only cert, key, ca are allowed"):
-        EtcdMetadataStore.of("etcds://127.0.0.1:2379?password=secret")
+        EtcdMetadataStore.from_url("etcds://127.0.0.1:2379?password=secret")
     with pytest.raises(ConfigError, match="etcds"):
-        EtcdMetadataStore.of(f"etcd://127.0.0.1:2379{query(authority)}")
+        EtcdMetadataStore.from_url(f"etcd://127.0.0.1:2379{query(authority)}")
     with pytest.raises(ConfigError, match="cannot be read"):
-        EtcdMetadataStore.of("etcds://127.0.0.1:2379?ca=/nothing")
+        EtcdMetadataStore.from_url("etcds://127.0.0.1:2379?ca=/nothing")
 
 
 # --- Redis

@@ -10,9 +10,9 @@ from penstock.telemetry.background import (
     FAILING_S,
     RETRY_S,
     BackgroundTasks,
-    _metrics,
-    failing_loop,
-    supervised_loops,
+    _get_metrics,
+    describe_failing_loop,
+    list_supervised_loops,
 )
 
 
@@ -47,9 +47,9 @@ async def run(
     with capture_logs() as logs:
         tasks.supervise(name, run_pass, every)
         await clock.over.wait()
-        problem = failing_loop()
+        problem = describe_failing_loop()
         await tasks.close()
-    assert not supervised_loops()
+    assert not list_supervised_loops()
     return clock, [dict(entry) for entry in logs], problem
 
 
@@ -77,7 +77,7 @@ async def test_an_exception_is_logged_once_per_kind_and_again_after_recovery() -
 
 
 async def test_every_failure_is_counted_under_the_name_of_the_loop() -> None:
-    counter = _metrics().failures.labels("counted")
+    counter = _get_metrics().failures.labels("counted")
     before = counter._value.get()
     await run([OSError(), OSError(), None], name="counted")
     assert counter._value.get() - before == 2
@@ -107,9 +107,9 @@ async def test_a_pass_that_runs_for_long_counts_as_working() -> None:
     tasks = BackgroundTasks("test", clock=lambda: clock.now, sleep=clock.sleep)
     tasks.supervise("connection", connect, deadline_s=None)
     await is_up.wait()
-    assert failing_loop()
+    assert describe_failing_loop()
     clock.now += FAILING_S
-    assert not failing_loop()
+    assert not describe_failing_loop()
     await tasks.close()
 
 
@@ -139,7 +139,7 @@ async def test_a_pass_may_be_a_plain_function() -> None:
     tasks.supervise("ticks", lambda: calls.append(clock.now), every=2.0)
     await clock.over.wait()
     assert calls == [0.0, 2.0, 4.0]
-    assert [loop.name for loop in supervised_loops()] == ["ticks"]
+    assert [loop.name for loop in list_supervised_loops()] == ["ticks"]
     await tasks.close()
 
 
@@ -150,7 +150,7 @@ async def test_cancellation_ends_a_loop() -> None:
     loop.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loop
-    assert not supervised_loops()
+    assert not list_supervised_loops()
 
 
 async def test_a_failed_one_off_task_is_logged_and_reported() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.telemetry.control_groups import ControlGroup, control_groups, usable_cores
+from penstock.telemetry.control_groups import ControlGroup, count_usable_cores, list_control_groups
 
 
 def _group(folder: Path, cpu: str, memory: str) -> None:
@@ -19,15 +19,15 @@ def test_only_groups_that_limit_the_process_are_returned(tmp_path: Path) -> None
     own.write_text("4:memory:/elsewhere\n0::/system.slice/penstock.service\n")
     _group(root / "system.slice" / "penstock.service", "max 100000", "max")
     _group(root / "system.slice", "150000 100000", "1073741824")
-    assert control_groups(root, own) == [ControlGroup("/system.slice", 1.5, 2**30)]
+    assert list_control_groups(root, own) == [ControlGroup("/system.slice", 1.5, 2**30)]
     _group(root / "system.slice" / "penstock.service", "max 100000", "4096")
-    assert control_groups(root, own)[0] == ControlGroup("/system.slice/penstock.service", 0.0, 4096)
+    assert list_control_groups(root, own)[0] == ControlGroup("/system.slice/penstock.service", 0.0, 4096)
 
 
 def test_a_container_sees_its_own_group_at_the_root(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("0::/\n")
     _group(tmp_path, "200000 100000", "8589934592")
-    assert control_groups(tmp_path, tmp_path / "own") == [ControlGroup("/", 2.0, 8 * 2**30)]
+    assert list_control_groups(tmp_path, tmp_path / "own") == [ControlGroup("/", 2.0, 8 * 2**30)]
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_usable_cores_follow_the_groups_quotas(
     (tmp_path / "own").write_text("0::/pod\n")
     _group(tmp_path, f"{outer} 100000", "max")
     _group(tmp_path / "pod", f"{inner} 100000", "max")
-    assert usable_cores(tmp_path, tmp_path / "own") == cores
+    assert count_usable_cores(tmp_path, tmp_path / "own") == cores
 
 
 def test_without_control_groups_no_limit_applies(tmp_path: Path) -> None:
-    assert control_groups(tmp_path, tmp_path / "own") == []
+    assert list_control_groups(tmp_path, tmp_path / "own") == []
     (tmp_path / "own").write_text("0::/gone\n")
-    assert control_groups(tmp_path, tmp_path / "own") == []
+    assert list_control_groups(tmp_path, tmp_path / "own") == []
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_memory_limits_of_both_versions_are_read(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
-    assert [group.memory_bytes for group in control_groups(tmp_path, tmp_path / "own")] == memory_bytes
+    assert [group.memory_bytes for group in list_control_groups(tmp_path, tmp_path / "own")] == memory_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.telemetry.gpus import Gpus, visible
+from penstock.telemetry.gpus import Gpus, list_visible_gpus
 from tests.nvml import GIB, HAS_COMPILER, FakeGpu, FakeNvml, stub_environment
 
 SAY = """
@@ -16,7 +16,7 @@ import sys
 from penstock.telemetry.gpus import open_gpus
 gpus = open_gpus()
 print([(g.device, g.uuid, g.name, g.memory_bytes) for g in gpus.visible])
-print([gpus.read(g) for g in gpus.visible], [gpus.free_bytes(g) for g in gpus.visible])
+print([gpus.read(g) for g in gpus.visible], [gpus.read_free_bytes(g) for g in gpus.visible])
 print("pynvml" in sys.modules)
 """
 
@@ -48,7 +48,7 @@ def test_visible_gpus_are_numbered_like_cuda() -> None:
     first, second = FakeGpu(used=GIB, busy=50), FakeGpu(24 * GIB, 3 * GIB, None, {7: GIB, 8: None, 9: GIB})
     gpus = Gpus(FakeNvml(first, second), "1,0")
     assert [(gpu.device, gpu.uuid) for gpu in gpus.visible] == [("cuda:0", "GPU-1"), ("cuda:1", "GPU-0")]
-    assert gpus.shared() == {"gpus": 32 * GIB, "gpus/1,0": 32 * GIB}
+    assert gpus.list_shared_memory() == {"gpus": 32 * GIB, "gpus/1,0": 32 * GIB}
     assert [gpus.find(device) for device in ("cuda", "cuda:1", "cuda:2", "cpu", "mps", "auto")] == [
         *gpus.visible,
         *[None] * 4,
@@ -56,10 +56,10 @@ def test_visible_gpus_are_numbered_like_cuda() -> None:
     reading = gpus.read(gpus.visible[0])
     assert reading is not None
     assert (reading.used_bytes, reading.free_bytes, reading.busy) == (3 * GIB, 21 * GIB, None)
-    assert [reading.bytes_of(pids) for pids in ({7}, {7, 9}, {8}, {1})] == [GIB, 2 * GIB, None, None]
+    assert [reading.sum_process_bytes(pids) for pids in ({7}, {7, 9}, {8}, {1})] == [GIB, 2 * GIB, None, None]
     second.is_lost = True
     assert gpus.read(gpus.visible[0]) is None
-    assert gpus.free_bytes(gpus.visible[0]) is None
+    assert gpus.read_free_bytes(gpus.visible[0]) is None
     assert gpus.memory_bytes == 32 * GIB
 
 
@@ -68,4 +68,4 @@ def test_visible_gpus_are_numbered_like_cuda() -> None:
     [(None, [0, 1]), ("", []), ("1", [1]), ("1,0", [1, 0]), ("GPU-b", [1]), ("0,7,1", [0]), ("GPU-none", [])],
 )
 def test_only_gpus_that_cuda_shows_count(shown: str | None, found: list[int]) -> None:
-    assert visible(["GPU-a1", "GPU-b2"], shown) == found
+    assert list_visible_gpus(["GPU-a1", "GPU-b2"], shown) == found

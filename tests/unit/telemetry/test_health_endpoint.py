@@ -53,13 +53,13 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 )
 async def test_a_role_whose_check_fails_is_unready(endpoint: Endpoint, error: PenstockError, said: str) -> None:
     endpoint.error = error
-    assert said in await endpoint.endpoint.problem()
+    assert said in await endpoint.endpoint.find_problem()
 
 
 async def test_a_role_whose_check_is_slow_is_unready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "PROBLEM_S", 0.05)
     endpoint = HealthEndpoint(lambda: asyncio.sleep(60, ""), grpc_server, plain)
-    assert "readiness could not be determined" in await endpoint.problem()
+    assert "readiness could not be determined" in await endpoint.find_problem()
 
 
 async def test_the_grpc_health_service_follows_readiness(endpoint: Endpoint) -> None:

@@ -10,7 +10,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from penstock.telemetry.metrics import as_json, share_metrics, shared_registry
+from penstock.telemetry.metrics import format_as_json, open_shared_registry, share_metrics
 
 folder = Path(sys.argv[1])
 filler = folder / "filler"
@@ -24,7 +24,7 @@ def fill():
             pass
 
 def shown():
-    found = as_json(shared_registry(folder))
+    found = format_as_json(open_shared_registry(folder))
     return [sum(s["value"] for s in found[n]["samples"]) if n in found else None for n in ("seen", "inside")]
 
 share_metrics(folder, "gateway-0")

@@ -17,7 +17,7 @@ def test_histograms_agree_with_the_library_also_on_the_bounds() -> None:
     registry, tallies = CollectorRegistry(), Tallies()
     direct = Histogram("direct", "", buckets=SECONDS, registry=registry)
     tallied = Histogram("tallied", "", buckets=SECONDS, registry=registry)
-    tally = tallies.histogram(tallied)
+    tally = tallies.add_histogram(tallied)
     rng = random.Random(3)
     values = [*SECONDS, 0.0, 1e9, *(rng.expovariate(10) for _ in range(1000))]
     for number, value in enumerate(values):
@@ -36,7 +36,7 @@ def test_histograms_agree_with_the_library_also_on_the_bounds() -> None:
 
 def test_counters_add_up() -> None:
     registry, tallies = CollectorRegistry(), Tallies()
-    tally = tallies.counter(Counter("things", "", registry=registry))
+    tally = tallies.add_counter(Counter("things", "", registry=registry))
     tally.inc()
     tally.inc(2.5)
     assert registry.get_sample_value("things_total") == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.core.config import Telemetry
-from penstock.telemetry.metrics import as_json, as_text, forget_gauges, shared_registry
+from penstock.telemetry.metrics import forget_gauges, format_as_json, format_as_text, open_shared_registry
 from penstock.telemetry.traces import Traces
 
 PROCESS = """
@@ -28,7 +28,7 @@ def run(folder: Path, name: str) -> None:
 
 
 def sample(folder: Path, name: str) -> float | None:
-    return shared_registry(folder).get_sample_value(name)
+    return open_shared_registry(folder).get_sample_value(name)
 
 
 def test_counters_of_all_processes_add_up_and_outlive_them(tmp_path: Path) -> None:
@@ -43,15 +43,15 @@ def test_gauges_of_an_ended_process_are_removed(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
     run(tmp_path, "gateway-1")
     labels = {"block": "blk", "state": "waiting"}
-    assert shared_registry(tmp_path).get_sample_value("penstock_queue_jobs", labels) == 10
+    assert open_shared_registry(tmp_path).get_sample_value("penstock_queue_jobs", labels) == 10
     forget_gauges(tmp_path, "gateway-1")
-    assert shared_registry(tmp_path).get_sample_value("penstock_queue_jobs", labels) == 5
+    assert open_shared_registry(tmp_path).get_sample_value("penstock_queue_jobs", labels) == 5
 
 
 def test_text_and_json_agree(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
-    assert b"penstock_late_replies_total 2.0" in as_text(shared_registry(tmp_path))
-    found = as_json(shared_registry(tmp_path))["penstock_late_replies"]
+    assert b"penstock_late_replies_total 2.0" in format_as_text(open_shared_registry(tmp_path))
+    found = format_as_json(open_shared_registry(tmp_path))["penstock_late_replies"]
     assert found["samples"][0]["value"] == 2.0
 
 

@@ -10,7 +10,7 @@ from penstock.cli import main as cli
 from penstock.core.config import load_config
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.storage.process_addresses import ServerPaths
-from penstock.storage.server_folders import running_servers
+from penstock.storage.server_folders import list_running_servers
 from penstock.terminal.server_options import Server
 
 run = CliRunner().invoke
@@ -83,4 +83,4 @@ def test_the_folder_of_a_killed_server_is_no_server(folders: Path) -> None:
     folder = folders / "tmp" / "penstock-killed"
     folder.mkdir()
     ServerPaths(folder).write_config(load_config())
-    assert running_servers() == []
+    assert list_running_servers() == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.waiting import until
-from penstock.telemetry.background import supervised_loops
+from penstock.telemetry.background import list_supervised_loops
 from penstock.wire.heartbeats import GatewayHeartbeats, PeerSilence, WorkerHeartbeats
 from penstock.wire.zmq_endpoints import Endpoint
 
@@ -72,10 +72,10 @@ async def test_heartbeats_continue_after_an_exception(tmp_path: Path, monkeypatc
     worker = WorkerHeartbeats(b"worker", BEAT_S)
     await until(lambda: advanced == {gateway.silence, worker.silence} == failed)
     names = {"gateway-beats", "worker-beats"}
-    assert names <= {loop.name for loop in supervised_loops()}, "their failures make the role unready"
+    assert names <= {loop.name for loop in list_supervised_loops()}, "their failures make the role unready"
     worker.close()
     gateway.close()
-    assert not names & {loop.name for loop in supervised_loops()}
+    assert not names & {loop.name for loop in list_supervised_loops()}
 
 
 async def test_a_lost_gateway_is_silent_and_a_disconnected_one_is_forgotten(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.tensors import Buffer
 from penstock.features.admin.admin_service import ClusterService
-from penstock.features.admin.cluster_metrics import Overview
+from penstock.features.admin.cluster_metrics import ClusterOverview
 from penstock.features.registry.sources import ModelSources
 from penstock.manager.desired_state import GatewayRecord
 from penstock.manager.manager_server import serve_manager
@@ -83,7 +83,7 @@ class Cluster:
         await self.manager.start()
         self.server = await serve_manager(self.manager, self.address)
         gateway = GatewayRecord(gateway_id="gateway-0", endpoint=self.gateway.endpoint)
-        await self.manager.control.membership.joined(1, gateway)
+        await self.manager.control.membership.add_gateway(1, gateway)
 
     async def close(self) -> None:
         await self.server.stop(None)
@@ -180,7 +180,7 @@ async def test_a_restarted_manager_accepts_the_worker_as_it_is(cluster: Cluster)
 async def test_a_removed_worker_finishes_its_jobs_and_leaves(cluster: Cluster) -> None:
     await cluster.manager.control.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
     control = cluster.manager.control
-    service = ClusterService(control, cluster.manager.deployer, Overview(control), PLAIN_CHANNELS)
+    service = ClusterService(control, cluster.manager.deployer, ClusterOverview(control), PLAIN_CHANNELS)
     answer = await service.RemoveWorker(RemoveWorkerRequest(worker_id="worker-7"), None)
     assert not answer.HasField("failure")
     assert cluster.running is not None
@@ -191,7 +191,7 @@ async def test_a_removed_worker_finishes_its_jobs_and_leaves(cluster: Cluster) -
 
 async def test_a_gateway_that_managers_no_longer_list_is_served_while_its_link_is_alive(cluster: Cluster) -> None:
     gateway, manager = cluster.gateway, cluster.manager
-    await manager.control.membership.left(1, "gateway-0", is_leaving=True)
+    await manager.control.membership.stream_ended(1, "gateway-0", is_leaving=True)
     await manager.deployer.unload("eager")  # the worker reads this change after the one of the gateways
     await until(lambda: gateway.offers().keys() == {"lazy"})
     assert not gateway.has_parted
@@ -202,7 +202,7 @@ async def test_a_gateway_that_managers_no_longer_list_is_served_while_its_link_i
 async def test_a_gateway_that_managers_no_longer_list_and_that_stops_is_left(cluster: Cluster) -> None:
     gateway, manager = cluster.gateway, cluster.manager
     gateway.send(pb.Header(bye=pb.Bye(reason="the gateway stops")))
-    await manager.control.membership.left(1, "gateway-0", is_leaving=True)
+    await manager.control.membership.stream_ended(1, "gateway-0", is_leaving=True)
     await until(lambda: gateway.has_parted)
 
 
@@ -238,7 +238,7 @@ async def test_workers_that_leave_at_once_are_all_removed_by_a_busy_manager(
     server = await serve_manager(cluster.manager, address)
     leaders = [LeaderClient(FixedLeader(address), OwnConnections()) for _ in range(CROWD)]
     crowd = {f"crowd-{number}": make_worker(f"crowd-{number}", leader) for number, leader in enumerate(leaders)}
-    stop, lives = asyncio.Event(), cluster.manager.control.term.liveness.items()
+    stop, lives = asyncio.Event(), cluster.manager.control.term.liveness.get_lives()
     running = [asyncio.create_task(worker.run(stop)) for worker in crowd.values()]
     await until(lambda: all(worker.has_attached for worker in crowd.values()), within_s=80)
     assert crowd.keys() < lives.keys()

@@ -25,7 +25,7 @@ from penstock.gateway.oip.grpc_service import OipGrpc
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.shared_memory.shared_memory_grpc import SharedMemoryGrpc
 from penstock.serving.serve import Serving
-from penstock.telemetry.metrics import shared_registry
+from penstock.telemetry.metrics import open_shared_registry
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.leader_connection import LeaderClient
@@ -126,7 +126,7 @@ class ClientEndpoints:
             self._serving,
             catalogue,
             limits,
-            lambda: shared_registry(metrics),
+            lambda: open_shared_registry(metrics),
             HttpGuard(config, self._guard, list_machine_names()),
             self._live,
             memory,

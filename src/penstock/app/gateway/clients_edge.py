@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.features.edge.edge_choice import INSTALL, choose_edge
 from penstock.features.edge.gateway_sockets import GatewaySockets
 from penstock.gateway.native_grpc.server_choice import choose_grpc_server
-from penstock.storage.process_addresses import manager_address
+from penstock.storage.process_addresses import find_manager_address
 from penstock.wire.credentials.certificates import Certificates
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def needs_edge(config: Config, are_keys_required: bool) -> bool:
     return choice.is_envoy
 
 
-def gateway_sockets(config: Config, name: str) -> GatewaySockets | None:
+def find_gateway_sockets(config: Config, name: str) -> GatewaySockets | None:
     """Return the sockets of a gateway behind an edge, or None without an edge; raise ConfigError for an open folder."""
     folder = config.edge_sockets
     if folder is None:
@@ -55,7 +55,7 @@ def gateway_sockets(config: Config, name: str) -> GatewaySockets | None:
     return GatewaySockets.of(folder, name, choose_grpc_server(config, is_behind_edge=True).is_native)
 
 
-def direct_sockets(config: Config, folder: Path, name: str) -> GatewaySockets | None:
+def find_direct_sockets(config: Config, folder: Path, name: str) -> GatewaySockets | None:
     """Return the sockets of a worker's direct endpoint, or None if the endpoint has no edge.
 
     `folder` is the run folder; gateways of the same server may have their sockets in it.
@@ -68,10 +68,10 @@ def direct_sockets(config: Config, folder: Path, name: str) -> GatewaySockets | 
     return GatewaySockets.of(folder, f"{name}-direct", is_native, has_http=False)
 
 
-def manager_sockets(config: Config, folder: Path) -> GatewaySockets | None:
+def find_manager_sockets(config: Config, folder: Path) -> GatewaySockets | None:
     """Return the sockets of a manager behind its own edge, or None if the manager has no edge."""
     own = config.model_copy(update={"edge_sockets": None})  # a proxy that uses these sockets serves gateways only
-    choice = choose_edge(own, manager_address(config).host)
+    choice = choose_edge(own, find_manager_address(config).host)
     if choice.is_missing:
         log.warning("edge_missing", reason=choice.reason, advice=ADVICE)
     return GatewaySockets.of(folder, "manager", is_native=False) if choice.is_envoy else None
@@ -135,6 +135,6 @@ async def open_clients_edge(
 
     edge = Edge(config, folder, certificates)
     stack.push_async_callback(edge.close)
-    gateways = [found for name in names if (found := gateway_sockets(config, name)) is not None]
+    gateways = [found for name in names if (found := find_gateway_sockets(config, name)) is not None]
     await edge.open(clients_ports(config, http_port, grpc_port), gateways)
     return edge

@@ -84,7 +84,7 @@ class DirectoryBlocks:
         if cluster_id == UNNAMED:
             log.info("directory_blocks_not_published", advice="set cluster.id to a name that no other cluster has")
             return
-        blocks = AnnouncedBlocks(client, cluster_id, self.document, settings.lease_s)
+        blocks = AnnouncedBlocks(client, cluster_id, self.make_cluster_record, settings.lease_s)
         self._announcer = Announcer(blocks, settings.lease_s, settings.url)
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class DirectoryBlocks:
             "gateway runs the blocks of its own cluster only: send the request there"
         )
 
-    def document(self) -> dict[str, Any] | None:
+    def make_cluster_record(self) -> dict[str, Any] | None:
         """Return the cluster's record for the directory, or None unless this is the gateway with the lowest id."""
         if not self._gateways or min(self._gateways).gateway_id != self._gateway_id:
             return None

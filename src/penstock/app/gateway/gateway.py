@@ -72,7 +72,7 @@ ASYNC_S = 1.0  # between two renewals of asynchronous requests
 OnReady = Callable[[bool, Sequence[BlockDescription]], None]  # whether callers need a key, and the served blocks
 
 
-def kept_file(config: Config, gateway_id: str, kind: str) -> Path:
+def locate_kept_file(config: Config, gateway_id: str, kind: str) -> Path:
     """Return the file that keeps a gateway's data of this kind for its next start."""
     return config.data_dir / f"{gateway_id}.{kind}"
 
@@ -108,7 +108,7 @@ class Gateway:
         self._dispatcher = Dispatcher(
             self._router_metrics,
             lambda: self._retire_blocks(self._resolver.set_held_blocks(self._dispatcher.list_descriptions())),
-            lambda worker, blocks: self._sessions.lost(worker, blocks),
+            lambda worker, blocks: self._sessions.worker_lost(worker, blocks),
         )
         self._cache = ResponseCache(
             open_store(config.response_cache, gateway_id, config.data_dir),
@@ -120,7 +120,7 @@ class Gateway:
         self._stored = None if store is None else StoredSessions(store, gateway_id)
         self._sessions = SessionRuns(config.limits, self._stored)
         has_curve = is_clustered(config) and config.cluster.curve
-        self._keys = CurveKeys.load_or_create(kept_file(config, gateway_id, "keys")) if has_curve else None
+        self._keys = CurveKeys.load_or_create(locate_kept_file(config, gateway_id, "keys")) if has_curve else None
         self._allowed: AllowedKeys | None = None
         self._peers = PeerLinks(gateway_id, config.data_plane, self._keys)
         self._ordered = OrderedSessions(gateway_id, self._sessions, self._peers, self._stored, not is_in_worker)
@@ -188,7 +188,7 @@ class Gateway:
         views = cluster_view.blocks
         if cluster_view.access is not self._access:
             self._access = cluster_view.access
-            table = KeyTable.of(cluster_view.access)
+            table = KeyTable.from_view(cluster_view.access)
             known = cluster_view.access if self._is_in_worker else table  # workers do not receive the keys
             self._tokens.set_keys(cluster_view.access.signers, known.find_expiry, cluster_view.access.clock_ahead_s)
             self.guard.set_keys(table)
@@ -295,7 +295,7 @@ class Gateway:
 
     def _retire_blocks(self, removed: dict[str, PenstockError]) -> None:
         for block_id, error in removed.items():
-            self._sessions.retire(block_id, error, self._resolver.find_successor(block_id))
+            self._sessions.retire_block(block_id, error, self._resolver.find_successor(block_id))
         self._dispatcher.retire_blocks(removed)
 
     async def _publish_readiness(self, catalogue: Catalogue, clients: ClientEndpoints, on_ready: OnReady) -> None:
@@ -321,7 +321,7 @@ class Gateway:
         if not self._is_in_worker:  # a worker reports its memory itself
             self._serving_metrics.memory_bytes.set(self._process.memory_info().rss)
         self._sessions.tick()
-        for name, count in self._ordered.statistics().items():
+        for name, count in self._ordered.count_sessions().items():
             getattr(self._session_metrics, name).set(count)
         self._router_metrics.workers.set(len(self._dispatcher.list_workers()))
         for block_id, (waiting, running) in self._dispatcher.count_jobs_by_block().items():

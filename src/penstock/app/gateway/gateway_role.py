@@ -6,8 +6,8 @@ from functools import partial
 
 import structlog
 
-from penstock.app.gateway.clients_edge import gateway_sockets, has_ports, needs_edge, open_clients_edge
-from penstock.app.gateway.gateway import Gateway, kept_file
+from penstock.app.gateway.clients_edge import find_gateway_sockets, has_ports, needs_edge, open_clients_edge
+from penstock.app.gateway.gateway import Gateway, locate_kept_file
 from penstock.app.leaders import open_leader
 from penstock.app.ports import open_http_socket, open_unix_socket, reserve_ports
 from penstock.app.role_certificates import open_certificates
@@ -15,7 +15,13 @@ from penstock.app.role_process import RoleRun, RoleStart, run_role, tune_garbage
 from penstock.core.blocks import BlockDescription, GatewayMember
 from penstock.core.cluster.addresses import Address
 from penstock.features.directory.announcer import announce_server
-from penstock.storage.process_addresses import check_bind, check_join, clients_address, http_scheme, is_clustered
+from penstock.storage.process_addresses import (
+    check_bind,
+    check_join,
+    choose_http_scheme,
+    find_clients_address,
+    is_clustered,
+)
 from penstock.telemetry.metrics import share_metrics
 from penstock.telemetry.traces import Traces
 from penstock.wire.encodings import encode_description
@@ -57,12 +63,12 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         stack.callback(traces.close)
         gateway = Gateway(run.name, config, traces)
         stack.push_async_callback(gateway.close)
-        endpoint = gateway.listen(paths.gateway(run.name, config))
+        endpoint = gateway.listen(paths.get_gateway_endpoint(run.name, config))
         leader = open_leader(config, paths, stack)
         answered = gateway.answers.read if is_clustered(config) else lambda is_all: ()
-        me = GatewayMember(run.name, endpoint, clients_address(config, grpc_port))
-        counted, sessions = gateway.serving.plans.watches.take, gateway.serving.sessions.statistics
-        kept = KeptView(kept_file(config, run.name, "state")) if is_clustered(config) else None
+        me = GatewayMember(run.name, endpoint, find_clients_address(config, grpc_port))
+        counted, sessions = gateway.serving.plans.watches.take_counts, gateway.serving.sessions.count_sessions
+        kept = KeptView(locate_kept_file(config, run.name, "state")) if is_clustered(config) else None
         control = ManagerConnection(leader, me, gateway.cluster_changed, counted, answered, sessions, kept)
         stack.push_async_callback(control.close)
         await gateway.catch_up(MANAGERS_S)
@@ -74,7 +80,7 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         has_edge = not run.is_supervised and needs_edge(config, not gateway.guard.is_open)
         if has_edge:
             config = config.model_copy(update={"edge_sockets": paths.folder})
-        sockets = gateway_sockets(config, run.name)
+        sockets = find_gateway_sockets(config, run.name)
         clients = await gateway.begin(control, certificates, paths.folder, sockets, partial(_report_ready, run))
         http_socket = open_http_socket(config.host, http_port) if sockets is None else open_unix_socket(sockets.http)
         await clients.open(grpc_port, http_socket, paths.metrics, gateway.publish_metrics, control.discover, leader)
@@ -86,7 +92,10 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
             announce_server(config, stack)
             http, grpc = Address(config.host, http_port), Address(config.host, grpc_port)
             log.info(
-                "gateway_started", http=f"{http_scheme(config)}://{http}", grpc=str(grpc), workers_endpoint=endpoint
+                "gateway_started",
+                http=f"{choose_http_scheme(config)}://{http}",
+                grpc=str(grpc),
+                workers_endpoint=endpoint,
             )
         tune_garbage_collection()
         await run.stop.wait()

@@ -12,7 +12,7 @@ from penstock.core.errors import BUG_MESSAGE, InternalError, PenstockError
 from penstock.core.principals import METRICS_SCOPES
 from penstock.endpoints import statuses
 from penstock.endpoints.http.http_guard import HttpGuard
-from penstock.telemetry.metrics import as_text
+from penstock.telemetry.metrics import format_as_text
 
 log = structlog.get_logger()
 MAX_CONNECTIONS = 64
@@ -57,7 +57,7 @@ class HealthApp:
             case "/metrics":
                 self._http_guard.admit_scope(scope, METRICS_SCOPES)
                 registry = self._get_registry()
-                text = await asyncio.to_thread(as_text, registry)  # reads a file per process and metric
+                text = await asyncio.to_thread(format_as_text, registry)  # reads a file per process and metric
                 return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
             case _:
                 return JSONResponse({"error": "unknown path: use /healthz, /readyz or /metrics"}, 404)

@@ -133,7 +133,7 @@ class ProcessSupervisor(Generic[P]):
             started = now()
             is_first = self._restart_at == 0.0
             was_loaded, problem = self._run_process()
-            wait_s = backoff.next_wait_s(now() - started if was_loaded else 0.0)
+            wait_s = backoff.compute_next_wait_s(now() - started if was_loaded else 0.0)
             with self._changed:
                 self._problem = problem
                 self._restart_at = now() + wait_s

@@ -6,7 +6,7 @@ import re
 import resource
 from typing import Literal
 
-from penstock.telemetry.control_groups import control_groups
+from penstock.telemetry.control_groups import list_control_groups
 
 MIB = 1024 * 1024
 LEAST_AUTO_BYTES = 128 * MIB  # the process itself takes 50 MiB
@@ -30,7 +30,7 @@ def limit_bytes(memory_mb: int | Literal["auto", "none"], instances: int) -> int
 def allowed_bytes() -> int:
     """Return the memory that this process may use: the machine's memory, or a lower limit of its control groups."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *(group.memory_bytes for group in control_groups() if group.memory_bytes)])
+    return min([total, *(group.memory_bytes for group in list_control_groups() if group.memory_bytes)])
 
 
 # --- in the model's process

@@ -33,7 +33,7 @@ from penstock.models.loading import ModelFile, load_model
 from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.built_in import load_description
 from penstock.tasks.comparison import AnswerComparison
-from penstock.telemetry.control_groups import usable_cores
+from penstock.telemetry.control_groups import count_usable_cores
 
 ONNX_VARIANTS = (
     Variant("openvino", "int8"),
@@ -94,7 +94,7 @@ class TuneModel:
             each: reason for each in self._list_possible_variants() if (reason := self._explain_unavailable(each))
         }
         variants = [shipped.variant, *(each for each in self._list_possible_variants() if each not in refused)]
-        has_lengths, cores = bool(inputs & TEXT_INPUTS), usable_cores()
+        has_lengths, cores = bool(inputs & TEXT_INPUTS), count_usable_cores()
         is_both = len({is_gpu(each.device) for each in variants}) > 1
         space = Space(
             shipped,

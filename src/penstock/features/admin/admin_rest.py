@@ -25,7 +25,14 @@ from penstock.endpoints.http.openapi import Admit, Route, add_route
 from penstock.endpoints.paging import PAGING_PARAMETERS, make_page, read_cursor, read_limit
 from penstock.features.admin import admin_schemas as schemas
 from penstock.features.admin.manager_calls import ClusterCalls
-from penstock.features.admin.pages import documented, expected, page, plain, resource, resource_of
+from penstock.features.admin.pages import (
+    answer_combined_resource,
+    answer_page,
+    answer_resource,
+    convert_to_plain,
+    describe_answer,
+    read_expected_tags,
+)
 from penstock.pb.pool import POOL
 from penstock.pb.v1 import access_pb2, cluster_pb2
 
@@ -73,7 +80,7 @@ class CallRoute:
         answer = self.rpc.output_type
         return answer.fields_by_name[self.field_name].message_type if self.field_name else answer
 
-    def route(self) -> Route:
+    def build_route(self) -> Route:
         text = {"text": TEXT} if "text" in self.rpc.output_type.fields_by_name else {}
         return Route(
             self.method,
@@ -83,49 +90,49 @@ class CallRoute:
             body=self.body,
             binary_answer={}
             if self.status == 204
-            else documented(self.answer_type.name, is_list=bool(self.order), **text),
+            else describe_answer(self.answer_type.name, is_list=bool(self.order), **text),
             query={**self.query, **PAGING_PARAMETERS} if self.order else self.query,
             status=self.status,
         )
 
-    async def message(self, request: Request) -> Message:
+    async def build_message(self, request: Request) -> Message:
         body = None if self.body is None else await read_body_as(request, self.body)
         if self.make_message is not None:
             return self.make_message(body)
         known = self.rpc.input_type.fields_by_name
         given: dict[str, Any] = dict(request.path_params)
         if self.is_history:
-            given = _item_range(request)
+            given = _parse_item_range(request)
         given |= {name: request.query_params.get(name, "") for name in self.query if name in known}
         if body is not None:
             document = {name: body.model_dump_json(exclude_unset=True) for name in DOCUMENTS if name in known}
             given |= document or body.model_dump()
         if "expected" in known:
-            given["expected"] = expected(request)
+            given["expected"] = read_expected_tags(request)
         made: Message = GetMessageClass(self.rpc.input_type)(**given)
         return made
 
-    def answer(self, made: Any, request: Request) -> Response:
+    def build_answer(self, reply: Any, request: Request) -> Response:
         if self.status == 204:
             return Response(status_code=204)
-        found = getattr(made, self.field_name) if self.field_name else made
+        found = getattr(reply, self.field_name) if self.field_name else reply
         if self.is_history:
             return _answer_history(found, request)
         if self.order:
             wanted = [(name, value) for name in self.query if (value := request.query_params.get(name))]
-            items = [item for item in map(plain, found) if all(item.get(name, v) == v for name, v in wanted)]
-            return page(request, items, lambda item: reduce(getitem, self.order.split("."), item))
+            items = [item for item in map(convert_to_plain, found) if all(item.get(name, v) == v for name, v in wanted)]
+            return answer_page(request, items, lambda item: reduce(getitem, self.order.split("."), item))
         one = found if isinstance(found, Message) else found[0]
-        text = {"text": made.text} if hasattr(made, "text") else {}
-        answer = resource(one, request, self.status, **text)
+        text = {"text": reply.text} if hasattr(reply, "text") else {}
+        answer = answer_resource(one, request, self.status, **text)
         if text:
             answer.headers["cache-control"] = "no-store"
         if self.created_id is not None:
-            answer.headers["location"] = f"{self.path}/{self.created_id(made)}"
+            answer.headers["location"] = f"{self.path}/{self.created_id(reply)}"
         return answer
 
 
-def _item_range(request: Request) -> dict[str, Any]:
+def _parse_item_range(request: Request) -> dict[str, Any]:
     """Return the request fields that select the numbered item in the path, or the items before the cursor."""
     if "number" in request.path_params:
         return {"limit": 1, "before": _parse_number(request) + 1}
@@ -135,13 +142,13 @@ def _item_range(request: Request) -> dict[str, Any]:
     return {"limit": read_limit(request), "before": before}
 
 
-def _answer_history(found: Any, request: Request) -> Response:
+def _answer_history(reply: Any, request: Request) -> Response:
     if "number" not in request.path_params:
-        items = [plain(each) for each in reversed(found)]
+        items = [convert_to_plain(each) for each in reversed(reply)]
         return make_page(items, itemgetter("number") if len(items) == read_limit(request) else None)
-    if not found or found[0].number != _parse_number(request):
+    if not reply or reply[0].number != _parse_number(request):
         raise NotFound(f"there is no entry number {_parse_number(request)}, or it is too old to be stored")
-    return resource_of(plain(found[0]), request)
+    return answer_combined_resource(convert_to_plain(reply[0]), request)
 
 
 def _parse_number(request: Request) -> int:
@@ -334,17 +341,17 @@ CALLS: Mapping[str, tuple[CallRoute, ...]] = {
 }
 
 
-def call_routes(calls: ClusterCalls, admit: Admit) -> list[APIRouter]:
+def build_call_routes(calls: ClusterCalls, admit: Admit) -> list[APIRouter]:
     routers = []
     for tag, table in CALLS.items():
         router = APIRouter(tags=[tag], redirect_slashes=False)
         for call in table:
-            add_route(router, call.route(), partial(_answer_call, calls, call), admit)
+            add_route(router, call.build_route(), partial(_answer_call, calls, call), admit)
         routers.append(router)
     return routers
 
 
 async def _answer_call(calls: ClusterCalls, call: CallRoute, request: Request) -> Response:
-    message = await call.message(request)
+    message = await call.build_message(request)
     takes_s = getattr(message, "wait_s", 0.0) + (0.0 if call.method == "GET" else CHANGE_S)
-    return call.answer(await calls.ask(request, call.method_name, message, takes_s), request)
+    return call.build_answer(await calls.call(request, call.method_name, message, takes_s), request)

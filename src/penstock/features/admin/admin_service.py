@@ -14,10 +14,10 @@ from penstock.core.errors import Forbidden, InvalidRequest, ModelNotReady, NotFo
 from penstock.core.principals import ADMIN_SCOPES, Scope
 from penstock.endpoints.guard import needs_scope
 from penstock.endpoints.guarded_server import Context, check_change, may_use, stream_caller
-from penstock.features.admin.changes import BlockChanges, WorkerChanges, spec_fields
-from penstock.features.admin.cluster_metrics import Overview
+from penstock.features.admin.changes import BlockChanges, WorkerChanges, read_spec_fields
+from penstock.features.admin.cluster_metrics import ClusterOverview
 from penstock.features.admin.cluster_watch import KINDS, ClusterWatch, StatusSource
-from penstock.features.admin.resources import Statuses, event_status
+from penstock.features.admin.resources import Statuses, make_event_status
 from penstock.manager.control_plane import ControlPlane, now
 from penstock.manager.deployed_block import DeployedBlock
 from penstock.manager.deploying.deployer import Deployer
@@ -44,7 +44,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         self,
         control: ControlPlane,
         deployer: Deployer,
-        overview: Overview,
+        overview: ClusterOverview,
         managers: Channels,
         watched: Mapping[str, StatusSource] = NOTHING,
     ) -> None:
@@ -80,15 +80,17 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
                 pb.ManagerStatus(manager_id=each.manager_id, address=each.address, is_leader=name == leader_id)
                 for name, each in sorted(election.managers.items())
             ],
-            gateways=[manager_pb2.GatewayMember(**each._asdict()) for each in desired.gateways.members()],
+            gateways=[manager_pb2.GatewayMember(**each._asdict()) for each in desired.gateways.list_members()],
             membership=desired.membership,
         )
         if answer is not None:
             status.workers.update(answer.workers)
             status.blocks.update(answer.blocks)
         else:
-            status.workers.update(Counter(str(life.state) for life in control.term.liveness.items().values()))
-            status.blocks.update(Counter(self._statuses.state(block) for block in control.term.blocks.shown_blocks()))
+            status.workers.update(Counter(str(life.state) for life in control.term.liveness.get_lives().values()))
+            status.blocks.update(
+                Counter(self._statuses.find_block_state(block) for block in control.term.blocks.list_shown_blocks())
+            )
         return status
 
     @needs_scope(Scope.METRICS)
@@ -96,9 +98,9 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         if answer := await self._forward_to_leader(pb.ListWorkersResponse, request, context):
             return answer
         if not request.worker_id:
-            return pb.ListWorkersResponse(workers=self._statuses.workers())
+            return pb.ListWorkersResponse(workers=self._statuses.list_workers())
         self._find_worker(request.worker_id)
-        return pb.ListWorkersResponse(workers=[self._statuses.worker(request.worker_id)])
+        return pb.ListWorkersResponse(workers=[self._statuses.make_worker_status(request.worker_id)])
 
     @needs_scope(Scope.METRICS)
     async def ListBlocks(self, request: pb.ListBlocksRequest, context: Context) -> pb.ListBlocksResponse:
@@ -107,8 +109,8 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         if answer is not None and answer.HasField("failure"):
             return answer
         if answer is None and request.block_id:
-            return pb.ListBlocksResponse(blocks=[self._statuses.block(self._find_block(request.block_id))])
-        blocks = self._statuses.blocks(request.model) if answer is None else answer.blocks
+            return pb.ListBlocksResponse(blocks=[self._statuses.make_block_status(self._find_block(request.block_id))])
+        blocks = self._statuses.list_blocks(request.model) if answer is None else answer.blocks
         return pb.ListBlocksResponse(blocks=[each for each in blocks if may_use(each.spec.model, each.block_id)])
 
     @needs_scope(Scope.METRICS)
@@ -118,13 +120,13 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             return answer
         self._control.check_leads()
         block = self._find_block(request.block_id)
-        return pb.ExplainBlockResponse(sentences=self._control.term.explain(block.block_id))
+        return pb.ExplainBlockResponse(sentences=self._control.term.explain_placement(block.block_id))
 
     @needs_scope(Scope.METRICS)
     async def Events(self, request: pb.EventsRequest, context: Context) -> pb.EventsResponse:
         limit = min(request.limit or 100, MAX_LISTED)
         found = self._control.events.read(request.after, limit, request.kind, request.subject, request.before)
-        return pb.EventsResponse(events=[event_status(number, event) for number, event in found])
+        return pb.EventsResponse(events=[make_event_status(number, event) for number, event in found])
 
     @needs_scope(Scope.METRICS)
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
@@ -140,9 +142,9 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     @needs_scope(Scope.METRICS)
     async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.ClusterChange]:
         self._control.check_leads()
-        async for change in self._watch.changes(_read_kinds(request.kinds)):
+        async for change in self._watch.watch_changes(_read_kinds(request.kinds)):
             yield change
-        raise self._control.election.not_leading()
+        raise self._control.election.make_not_leading_error()
 
     # --- writes
 
@@ -165,15 +167,15 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def ChangeWorker(self, request: pb.ChangeWorkerRequest, context: Context) -> pb.WorkerResponse:
         async with self._changing:
             await self._change_worker(request.worker_id, WorkerChanges.read(request.changes), request.expected)
-        return pb.WorkerResponse(worker=self._statuses.worker(request.worker_id))
+        return pb.WorkerResponse(worker=self._statuses.make_worker_status(request.worker_id))
 
     @needs_scope(Scope.ADMIN)
     async def DeployBlock(self, request: pb.DeployBlockRequest, context: Context) -> pb.DeployBlockResponse:
         self._control.check_leads()
         model = request.spec.model
-        check_change(model, (block.block_id for block in self._control.desired.of_model(model)))
+        check_change(model, (block.block_id for block in self._control.desired.list_model_blocks(model)))
         choice = await self._deployer.choose(model, request.spec.version, request.spec.source)
-        choice = choice._replace(spec=spec_fields(request.spec), is_beside=request.is_beside)
+        choice = choice._replace(spec=read_spec_fields(request.spec), is_added_to_others=request.is_beside)
         made = pb.DeployBlockResponse(block_ids=await self._deployer.deploy(choice))
         if request.wait_s:
             try:
@@ -189,7 +191,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         block_id = request.block_id
         self._check_visible(block_id)
         block = self._find_block(block_id)
-        others = [each for each in self._control.desired.of_model(block.model) if each.block_id != block_id]
+        others = [each for each in self._control.desired.list_model_blocks(block.model) if each.block_id != block_id]
         is_last = not any(each.record.role is BlockRole.CHOSEN for each in others)
         event = EventDraft("block_removed", block_id, f"model '{block.model}' version {block.version}")
         # The last block of a folder's model is unloaded, not deleted, because the folder would deploy it again.
@@ -215,7 +217,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             if "replicas" in fields:
                 event = EventDraft("block_scaled", block.block_id, f"scaled to {fields['replicas']} replicas")
             await self._deployer.change_block(block.block_id, event, expected=request.expected, **fields)
-        return pb.BlockResponse(block=self._statuses.block(self._find_block(block.block_id)))
+        return pb.BlockResponse(block=self._statuses.make_block_status(self._find_block(block.block_id)))
 
     async def _change_worker(self, worker_id: str, changes: WorkerChanges, expected: str) -> None:
         self._control.check_leads()
@@ -252,23 +254,23 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     def _find_block(self, block_id: str) -> DeployedBlock:
         block = self._control.term.blocks.get(block_id)
         if block is None:
-            raise _unknown_block_error(block_id)
+            raise _make_unknown_block_error(block_id)
         return block
 
     def _check_visible(self, block_id: str) -> None:
         """Raise UnknownModel for a block that the caller's key may not use, as if the block did not exist."""
         block = self._control.desired.blocks.get(block_id)
         if block is not None and not may_use(block.record.model, block_id):
-            raise _unknown_block_error(block_id)
+            raise _make_unknown_block_error(block_id)
 
     def _find_worker(self, worker_id: str) -> WorkerRecord:
         term = self._control.term
         if term.liveness.get(worker_id) is None and worker_id not in self._control.desired.workers:
             raise NotFound(f"there is no worker '{worker_id}'; 'penstock worker list' shows all workers")
-        return term.record(worker_id)
+        return term.get_worker_record(worker_id)
 
 
-def _unknown_block_error(block_id: str) -> UnknownModel:
+def _make_unknown_block_error(block_id: str) -> UnknownModel:
     return UnknownModel(f"there is no block '{block_id}'; 'penstock block list' shows all blocks")
 
 

@@ -23,10 +23,10 @@ from penstock.endpoints.http.http_guard import HttpGuard
 from penstock.endpoints.http.openapi import Admit, build_openapi_document, build_schemas, create_router, list_models
 from penstock.endpoints.http.refusals import PATH_CHARS, create_routed_app, refuse_call
 from penstock.features.admin import admin_schemas as schemas
-from penstock.features.admin.admin_rest import CALLS, call_routes
+from penstock.features.admin.admin_rest import CALLS, build_call_routes
 from penstock.features.admin.manager_calls import ClusterCalls
 from penstock.features.admin.models_rest import MODEL_SCHEMA, ModelsRest
-from penstock.features.admin.watch_rest import WatchEdge
+from penstock.features.admin.watch_rest import WatchRest
 from penstock.pb.v1 import registry_pb2
 
 log = structlog.get_logger()
@@ -40,9 +40,9 @@ def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry:
     pages.
     """
     app = create_routed_app(f"{SERVER_NAME} administration", version, "the cluster has its own at /v1/admin/watch")
-    routers = cluster_routers(calls, admit, registry)
+    routers = build_cluster_routers(calls, admit, registry)
     if registry is not None:
-        routers.append(create_reference_routes(partial(cluster_document, app), admit))
+        routers.append(create_reference_routes(partial(build_cluster_document, app), admit))
     for router in routers:
         for route in router.routes:
             get_declared_needs(getattr(route, "endpoint", route))  # raises if a route declares no permission
@@ -50,14 +50,14 @@ def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry:
     return app
 
 
-def cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) -> list[APIRouter]:
-    routers = [create_router(ModelsRest(calls), "Cluster", admit), *call_routes(calls, admit)]
+def build_cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) -> list[APIRouter]:
+    routers = [create_router(ModelsRest(calls), "Cluster", admit), *build_call_routes(calls, admit)]
     if registry is not None:
         routers.append(create_router(registry, "Model registry", admit))
-    return [*routers, WatchEdge(calls, admit).router()]
+    return [*routers, WatchRest(calls, admit).router()]
 
 
-async def cluster_document(app: FastAPI) -> dict[str, Any]:
+async def build_cluster_document(app: FastAPI) -> dict[str, Any]:
     models = [*list_models(schemas), *ERRORS]
     resources = [call.answer_type for table in CALLS.values() for call in table if call.status != 204]
     answers = build_schemas(*resources, registry_pb2.ModelVersion.DESCRIPTOR)

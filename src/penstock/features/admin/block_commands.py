@@ -41,7 +41,7 @@ def list_blocks(
 ) -> None:
     """Show the blocks of a cluster: their models, states and workers."""
     titles = ("block", "model", "version", "state", "replicas", "workers", "requests", "errors", "mean ms", "reason")
-    print_list(as_json, _list_blocks(client, model), titles, _table_row, "no block is deployed")
+    print_list(as_json, _list_blocks(client, model), titles, _make_table_row, "no block is deployed")
 
 
 @changes_cluster
@@ -181,7 +181,7 @@ def _find_block_id(client: "ClusterClient", name: str) -> str:
     return str(wanted[0]["block_id"])
 
 
-def _table_row(block: dict[str, Any]) -> tuple[object, ...]:
+def _make_table_row(block: dict[str, Any]) -> tuple[object, ...]:
     spec, serving = block["spec"], sum(holder["is_serving"] for holder in block["holders"])
     wanted = spec["replicas"] or len(block["placed"])
     requests = block["requests"]

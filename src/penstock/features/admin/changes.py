@@ -59,7 +59,7 @@ class BlockChanges(_Changes):
         return found
 
 
-def spec_fields(spec: pb.BlockSpec) -> dict[str, Any]:
+def read_spec_fields(spec: pb.BlockSpec) -> dict[str, Any]:
     """Return the fields of BlockRecord that a spec sets; raise InvalidRequest for invalid values."""
     try:
         metadata = json.loads(spec.metadata or "{}")

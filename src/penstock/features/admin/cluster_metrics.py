@@ -10,7 +10,7 @@ from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.manager.control_plane import ControlPlane
 from penstock.manager.deployed_block import DeployedBlock
 from penstock.manager.feature import ManagerFeature, TrafficReport
-from penstock.manager.term import BlockCount, Facts, Load
+from penstock.manager.term import BlockCount, WorkerFacts, WorkerLoad
 from penstock.telemetry.cluster_collector import (
     BlockFigures,
     BlockOnWorker,
@@ -22,7 +22,7 @@ from penstock.telemetry.cluster_collector import (
 Key = tuple[str, str]  # model and version
 
 
-class Overview(ManagerFeature):
+class ClusterOverview(ManagerFeature):
     """Collects the current figures of a cluster, and the counts of answers that the gateways report."""
 
     def __init__(self, control: ControlPlane) -> None:
@@ -31,19 +31,19 @@ class Overview(ManagerFeature):
         self._past: dict[Key, ModelAnswers] = {}  # counts of gateways that have ended or restarted
         self.sessions: dict[str, Mapping[str, int]] = {}  # by gateway: the counts of its last report
 
-    def collector(self) -> Collector:
+    def make_collector(self) -> Collector:
         """Return the current metrics; the result may be read in another thread."""
-        return ClusterCollector(self.figures())
+        return ClusterCollector(self.collect_figures())
 
-    def as_json(self) -> str:
-        figures = asdict(self.figures())
+    def format_as_json(self) -> str:
+        figures = asdict(self.collect_figures())
         for block in figures["blocks"]:
             block["answers"] = block["answers"] and block["answers"]._asdict()
         return json.dumps(figures)
 
-    def figures(self) -> ClusterFigures:
+    def collect_figures(self) -> ClusterFigures:
         control = self._control
-        blocks = control.term.blocks.shown_blocks()
+        blocks = control.term.blocks.list_shown_blocks()
         answers = self._sum_answers()
         return ClusterFigures(
             is_leader=bool(control.epoch),
@@ -51,8 +51,8 @@ class Overview(ManagerFeature):
             revision=control.desired.revision,
             gateways=len(control.desired.gateways.gateways),
             managers=len(control.election.managers),
-            blocks=[self._block_figures(block, answers.get((block.model, block.version))) for block in blocks],
-            workers=[self._worker_figures(worker_id) for worker_id in control.term.liveness.items()],
+            blocks=[self._collect_block_figures(block, answers.get((block.model, block.version))) for block in blocks],
+            workers=[self._collect_worker_figures(worker_id) for worker_id in control.term.liveness.get_lives()],
         )
 
     def traffic_reported(self, report: TrafficReport) -> None:
@@ -73,26 +73,30 @@ class Overview(ManagerFeature):
             _add_answers(found, answers.values())
         return found
 
-    def _block_figures(self, block: DeployedBlock, answers: ModelAnswers | None) -> BlockFigures:
-        placed = len(self._control.term.placed_on(block)) if block.is_wanted else 0
+    def _collect_block_figures(self, block: DeployedBlock, answers: ModelAnswers | None) -> BlockFigures:
+        placed = len(self._control.term.find_target_workers(block)) if block.is_wanted else 0
         return BlockFigures(
             block.block_id,
             block.model,
             block.version,
-            str(block.state()[0]),
+            str(block.compute_state()[0]),
             (block.record.replicas or placed) if block.is_wanted else 0,
             placed,
             sum(found.is_serving for found in block.workers.values()),
             answers,
         )
 
-    def _worker_figures(self, worker_id: str) -> WorkerFigures:
+    def _collect_worker_figures(self, worker_id: str) -> WorkerFigures:
         term = self._control.term
-        lives, facts, load = term.liveness, term.facts.get(worker_id, Facts()), term.loads.get(worker_id, Load())
+        lives, facts, load = (
+            term.liveness,
+            term.facts.get(worker_id, WorkerFacts()),
+            term.loads.get(worker_id, WorkerLoad()),
+        )
         return WorkerFigures(
             worker_id,
-            str(lives.items()[worker_id].state),
-            lives.silent_s(worker_id),
+            str(lives.get_lives()[worker_id].state),
+            lives.compute_silent_s(worker_id),
             load.cpu,
             facts.cpus,
             load.memory_bytes,

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapp
 import structlog
 from google.protobuf.message import Message
 
-from penstock.features.admin.cluster_metrics import Overview
-from penstock.features.admin.resources import Statuses, event_status
+from penstock.features.admin.cluster_metrics import ClusterOverview
+from penstock.features.admin.resources import Statuses, make_event_status
 from penstock.manager.control_plane import ControlPlane
-from penstock.manager.publishing.etags import without_figures
+from penstock.manager.publishing.etags import remove_figures
 from penstock.manager.publishing.versioned_map import MapDelta, VersionedMap
 from penstock.manager.waiters import wait_at_most
 from penstock.pb.v1 import cluster_pb2 as pb
@@ -44,15 +44,15 @@ StatusSource = Callable[[], Iterable[Message]]
 
 
 class ClusterWatch:
-    def __init__(self, control: ControlPlane, overview: Overview, watched: Mapping[str, StatusSource]) -> None:
+    def __init__(self, control: ControlPlane, overview: ClusterOverview, watched: Mapping[str, StatusSource]) -> None:
         """Watch workers, blocks and events, and the statuses in `watched`, which features provide."""
         self._control = control
         self._overview = overview
         statuses = Statuses(control)
         own: Mapping[str, StatusSource] = {
-            "blocks": statuses.blocks,
-            "workers": statuses.workers,
-            "events": self._latest_events,
+            "blocks": statuses.list_blocks,
+            "workers": statuses.list_workers,
+            "events": self._read_latest_events,
         }
         self._watched = {**own, **watched}
         self._statuses: VersionedMap[Message] = VersionedMap()
@@ -62,18 +62,18 @@ class ClusterWatch:
         self._watchers = 0
         self._news = asyncio.Event()
 
-    async def changes(self, kinds: Collection[str]) -> AsyncGenerator[pb.ClusterChange, None]:
+    async def watch_changes(self, kinds: Collection[str]) -> AsyncGenerator[pb.ClusterChange, None]:
         """Yield a snapshot and then changes of these kinds, until this manager no longer leads."""
         epoch, seen, sent_at = self._control.epoch, 0, 0.0
         self._watchers += 1
         try:
             await self._start_updates()
             while epoch and self._control.epoch == epoch:
-                news, delta = self._news, self._statuses.since(seen)
+                news, delta = self._news, self._statuses.read_since(seen)
                 change, is_news = _make_change(delta, kinds, epoch), delta.is_snapshot
                 seen = delta.revision
                 if METRICS in kinds and now() - sent_at >= METRICS_S:
-                    sent_at, change.metrics = now(), self._overview.as_json()
+                    sent_at, change.metrics = now(), self._overview.format_as_json()
                 if is_news or change.metrics or _has_changes(change):
                     yield change
                 if seen == self._statuses.revision:
@@ -99,15 +99,15 @@ class ClusterWatch:
         found: dict[str, Message] = {}
         for kind, statuses in self._watched.items():
             for status in statuses():
-                found[f"{kind}/{getattr(status, IDS[kind])}"] = without_figures(status)
+                found[f"{kind}/{getattr(status, IDS[kind])}"] = remove_figures(status)
                 if not len(found) % CHUNK:
                     await asyncio.sleep(0)  # lets other tasks run while a large cluster is read
         if self._statuses.replace(found):
             self._news.set()
             self._news = asyncio.Event()
 
-    def _latest_events(self) -> list[pb.ClusterEvent]:
-        return [event_status(number, event) for number, event in self._control.events.read(limit=LATEST)]
+    def _read_latest_events(self) -> list[pb.ClusterEvent]:
+        return [make_event_status(number, event) for number, event in self._control.events.read(limit=LATEST)]
 
 
 def _make_change(delta: MapDelta[Message], kinds: Collection[str], epoch: int) -> pb.ClusterChange:

@@ -57,12 +57,12 @@ class ClusterCalls:
         self._leader = leader
         self._own = own
 
-    async def ask(self, connection: HTTPConnection, method: str, request: Message, takes_s: float = 0.0) -> Any:
+    async def call(self, connection: HTTPConnection, method: str, request: Message, work_s: float = 0.0) -> Any:
         """Call the method SERVICE.NAME of the leader and return the answer; raise the error that the leader answers.
 
         `takes_s` is the time that the work itself may take, in addition to the time for a call.
         """
-        metadata = _caller_metadata(connection)
+        metadata = _make_caller_metadata(connection)
 
         async def act(channel: grpc.aio.Channel, left_s: float) -> Any:
             try:
@@ -72,7 +72,7 @@ class ClusterCalls:
                 raise
 
         if self._own is None or method not in READS:
-            return await self._leader.call(act, ANSWER_S + takes_s)
+            return await self._leader.call(act, ANSWER_S + work_s)
         try:
             return await self._leader.call(act, READ_S)
         except Unavailable:
@@ -80,7 +80,7 @@ class ClusterCalls:
 
     async def watch(self, connection: HTTPConnection, method: str, request: Message) -> AsyncIterator[Any]:
         """Call a streaming method of the leader, and later of each new leader; yield the answers without end."""
-        metadata = _caller_metadata(connection)
+        metadata = _make_caller_metadata(connection)
         answers: asyncio.Queue[Any] = asyncio.Queue(1)  # if it is full, the manager waits
 
         async def act(channel: grpc.aio.Channel) -> None:
@@ -117,7 +117,7 @@ def _find_method(channel: grpc.aio.Channel, method: str) -> Any:
     return getattr(stub(channel), name)
 
 
-def _caller_metadata(connection: HTTPConnection) -> tuple[tuple[str, bytes], ...]:
+def _make_caller_metadata(connection: HTTPConnection) -> tuple[tuple[str, bytes], ...]:
     keys = Credentials.from_headers(connection.scope["headers"]).keys
     if keys and get_principal(connection).key_id:
         return ((CALLERS_KEY_HEADER, keys[0].encode("latin-1")),)

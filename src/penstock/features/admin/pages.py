@@ -17,15 +17,15 @@ from penstock.wire.plain_values import to_plain_values
 DIGEST_BYTES = 6
 
 
-def plain(message: Message) -> dict[str, Any]:
+def convert_to_plain(message: Message) -> dict[str, Any]:
     """Convert a message to the plain values that REST and the watch send."""
     found: dict[str, Any] = _to_plain(to_plain_values(message))
     return found
 
 
-def resource(message: Message, request: Request, status: int = 200, **further: object) -> Response:
+def answer_resource(message: Message, request: Request, status: int = 200, **further: object) -> Response:
     """Return an answer with a resource and its entity tag, if any; 304 if the caller already has this version."""
-    values = {**plain(message), **further}
+    values = {**convert_to_plain(message), **further}
     return (
         _answer_tagged(values, message.etag, request, status)
         if hasattr(message, "etag")
@@ -33,7 +33,7 @@ def resource(message: Message, request: Request, status: int = 200, **further: o
     )
 
 
-def resource_of(values: dict[str, Any], request: Request) -> Response:
+def answer_combined_resource(values: dict[str, Any], request: Request) -> Response:
     """Return an answer with a resource whose tag is derived from the tags of its parts, or from all its values."""
     parts = [part.get("etag") or part for name in ("versions", "blocks") for part in values.get(name, ())]
     tag = blake2b(orjson.dumps(parts or values), digest_size=DIGEST_BYTES).hexdigest()
@@ -51,12 +51,12 @@ def _answer_tagged(values: dict[str, Any], tag: str, request: Request, status: i
     return make_json_answer(values, status, headers)
 
 
-def expected(request: Request) -> str:
+def read_expected_tags(request: Request) -> str:
     """Return the tags of the If-Match header, in the form that managers expect."""
     return request.headers.get("if-match", "").replace("W/", "")
 
 
-def page(request: Request, items: Iterable[dict[str, Any]], order: GetSortKey) -> Response:
+def answer_page(request: Request, items: Iterable[dict[str, Any]], order: GetSortKey) -> Response:
     """Return an answer with the page of items that follows the request's cursor."""
     limit, after = read_limit(request), read_cursor(request)
     ordered = sorted(items, key=order)
@@ -67,7 +67,7 @@ def page(request: Request, items: Iterable[dict[str, Any]], order: GetSortKey) -
     return make_page(following[:limit], order if len(following) > limit else None)
 
 
-def documented(name: str, *, is_list: bool = False, **further: Any) -> Mapping[str, Any]:
+def describe_answer(name: str, *, is_list: bool = False, **further: Any) -> Mapping[str, Any]:
     """Return the OpenAPI schema of an answer: the message `name`, or a page of such messages."""
     schema: dict[str, Any] = {"$ref": SCHEMA_REFERENCE.format(model=name)}
     if is_list:

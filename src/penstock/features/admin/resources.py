@@ -12,7 +12,7 @@ from penstock.manager.deployed_block import DeployedBlock, WorkerState
 from penstock.manager.desired_state import BLOCKS, WORKERS
 from penstock.manager.event_log import Event
 from penstock.manager.publishing.etags import with_etag
-from penstock.manager.term import Load
+from penstock.manager.term import WorkerLoad
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import manager_pb2
 from penstock.wire.encodings import encode_devices, encode_generation_state
@@ -27,37 +27,37 @@ class Statuses:
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
 
-    def workers(self) -> Iterator[pb.WorkerStatus]:
-        names = {*self._control.term.liveness.items(), *self._control.desired.workers}
-        return map(self.worker, sorted(names))
+    def list_workers(self) -> Iterator[pb.WorkerStatus]:
+        names = {*self._control.term.liveness.get_lives(), *self._control.desired.workers}
+        return map(self.make_worker_status, sorted(names))
 
-    def blocks(self, model: str = "") -> Iterator[pb.BlockStatus]:
+    def list_blocks(self, model: str = "") -> Iterator[pb.BlockStatus]:
         """Return the statuses of the blocks that operators see, without unused spare blocks."""
         found = [
             block
-            for block in self._control.term.blocks.blocks()
+            for block in self._control.term.blocks.list_blocks()
             if model in ("", block.model) and (block.is_shown or block.record.role is not BlockRole.SPARE)
         ]
         found.sort(key=lambda block: (block.model, int(block.version)))
-        return map(self.block, found)
+        return map(self.make_block_status, found)
 
-    def state(self, block: DeployedBlock) -> str:
-        return str(block.state()[0]) if self._control.epoch else UNKNOWN
+    def find_block_state(self, block: DeployedBlock) -> str:
+        return str(block.compute_state()[0]) if self._control.epoch else UNKNOWN
 
-    def worker(self, worker_id: str) -> pb.WorkerStatus:
+    def make_worker_status(self, worker_id: str) -> pb.WorkerStatus:
         term = self._control.term
-        life, record = term.liveness.get(worker_id), term.record(worker_id)
+        life, record = term.liveness.get(worker_id), term.get_worker_record(worker_id)
         facts, load = term.facts.get(worker_id), term.loads.get(worker_id)
         status = pb.WorkerStatus(
             worker_id=worker_id,
             state=str(life.state) if life is not None else UNKNOWN if not self._control.epoch else "offline",
             incarnation=life.incarnation if life is not None else "",
-            silent_s=term.liveness.silent_s(worker_id) if life is not None else 0.0,
+            silent_s=term.liveness.compute_silent_s(worker_id) if life is not None else 0.0,
             is_draining=record.is_draining,
             is_removed=bool(record.removed) and (life is None or record.removed == life.incarnation),
             blocks=[
                 _to_block_state(block.block_id, block.workers[worker_id])
-                for block in term.blocks.blocks()
+                for block in term.blocks.list_blocks()
                 if worker_id in block.workers
             ],
         )
@@ -69,7 +69,7 @@ class Statuses:
             status.load.CopyFrom(_to_worker_load(load))
         return with_etag(status, self._control.desired.revisions.get(WORKERS + worker_id, 0))
 
-    def block(self, block: DeployedBlock) -> pb.BlockStatus:
+    def make_block_status(self, block: DeployedBlock) -> pb.BlockStatus:
         term = self._control.term
         counts = [load.counts[block.block_id] for load in term.loads.values() if block.block_id in load.counts]
         standings = [each.generation for each in counts if each.generation is not None]
@@ -77,14 +77,14 @@ class Statuses:
             block_id=block.block_id,
             spec=_to_spec(block.record),
             role=block.record.role,
-            state=self.state(block),
-            reason=block.state()[1] if self._control.epoch else "",
+            state=self.find_block_state(block),
+            reason=block.compute_state()[1] if self._control.epoch else "",
             revision=block.revision,
             holders=[
                 pb.BlockHolder(worker_id=worker, state=found.state, reason=found.reason, is_serving=found.is_serving)
                 for worker, found in sorted(block.workers.items())
             ],
-            placed=term.placed_on(block) if block.is_wanted else [],
+            placed=term.find_target_workers(block) if block.is_wanted else [],
             requests=sum(each.requests for each in counts),
             errors=sum(each.errors for each in counts),
             latency_s=sum(each.latency_s for each in counts),
@@ -93,7 +93,7 @@ class Statuses:
         return with_etag(status, self._control.desired.revisions.get(BLOCKS + block.block_id, 0))
 
 
-def event_status(number: int, event: Event) -> pb.ClusterEvent:
+def make_event_status(number: int, event: Event) -> pb.ClusterEvent:
     return pb.ClusterEvent(number=number, **dict(event))
 
 
@@ -111,11 +111,11 @@ def _to_spec(record: BlockRecord) -> pb.BlockSpec:
     )
 
 
-def _to_block_state(block_id: str, found: WorkerState) -> manager_pb2.BlockState:
-    return manager_pb2.BlockState(block_id=block_id, **found._asdict())
+def _to_block_state(block_id: str, worker_state: WorkerState) -> manager_pb2.BlockState:
+    return manager_pb2.BlockState(block_id=block_id, **worker_state._asdict())
 
 
-def _to_worker_load(load: Load) -> manager_pb2.WorkerLoad:
+def _to_worker_load(load: WorkerLoad) -> manager_pb2.WorkerLoad:
     counts = [manager_pb2.BlockCounts(block_id=name, **asdict(each)) for name, each in sorted(load.counts.items())]
     values = {name: value for name, value in asdict(load).items() if name not in MESSAGES and value is not None}
     return manager_pb2.WorkerLoad(**values, counts=counts, devices=encode_devices(load.devices))

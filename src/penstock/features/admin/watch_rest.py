@@ -23,7 +23,7 @@ from penstock.endpoints.http.openapi import PRINCIPAL, Admit, make_json_answer
 from penstock.endpoints.http.websocket_protocol import GOING_AWAY, MAX_REASON_CHARS, NOT_ADMITTED, SHUTTING_DOWN
 from penstock.features.admin.admin_rest import ROOT
 from penstock.features.admin.manager_calls import ClusterCalls
-from penstock.features.admin.pages import plain
+from penstock.features.admin.pages import convert_to_plain
 from penstock.pb.v1 import cluster_pb2
 
 PATH = ROOT + "/watch"
@@ -33,7 +33,7 @@ MAX_WATCHES = 64  # per process
 SEND_S = 10.0  # a client must read a message within this time; otherwise the connection is closed
 
 
-class WatchEdge:
+class WatchRest:
     """The WebSocket route of the watch, with a limit on the number of watchers."""
 
     def __init__(self, calls: ClusterCalls, admit: Admit) -> None:
@@ -85,7 +85,9 @@ class WatchEdge:
 
 def _to_messages(change: cluster_pb2.ClusterChange, kinds: Sequence[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    resources = {kind: [plain(each) for each in getattr(change, kind)] for kind in RESOURCES if kind in kinds}
+    resources = {
+        kind: [convert_to_plain(each) for each in getattr(change, kind)] for kind in RESOURCES if kind in kinds
+    }
     if change.is_snapshot or change.removed or any(resources.values()):
         shown = resources if change.is_snapshot else {kind: items for kind, items in resources.items() if items}
         parts = [key.partition("/") for key in change.removed]

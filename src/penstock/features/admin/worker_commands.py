@@ -23,7 +23,7 @@ NAMED = 5  # remaining blocks that a message names
 def list_workers(client: "ClusterClient", as_json: AsJson = False) -> None:
     """Show the workers, with their resources, load and blocks."""
     titles = ("worker", "state", "node", "zone", "cores", "memory", "GPU", "jobs", "blocks", "labels")
-    print_list(as_json, _list_workers(client), titles, _table_row, "no worker has joined")
+    print_list(as_json, _list_workers(client), titles, _make_table_row, "no worker has joined")
 
 
 @changes_cluster
@@ -93,7 +93,7 @@ def _list_workers(client: "ClusterClient") -> list[dict[str, Any]]:
     return list(client.ask("ListWorkers")["workers"])
 
 
-def _table_row(worker: dict[str, Any]) -> tuple[object, ...]:
+def _make_table_row(worker: dict[str, Any]) -> tuple[object, ...]:
     facts, load = worker["facts"] or {}, worker["load"] or {}
     notes = [note for note, is_so in (("draining", worker["is_draining"]), ("removed", worker["is_removed"])) if is_so]
     silent = f" for {worker['silent_s']:.0f} s" if worker["state"] in ("suspect", "offline") else ""

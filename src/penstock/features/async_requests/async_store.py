@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.features.async_requests.async_records import AsyncRecord, StoredAnswer
 from penstock.features.async_requests.redis_requests import SETTING, RedisAsyncStore
 from penstock.features.async_requests.sqlite_requests import SqliteAsyncStore
-from penstock.storage.redis_link import store_kind
+from penstock.storage.redis_link import find_store_kind
 
 DEFAULT_FILE = "async-requests.db"
 
@@ -46,7 +46,7 @@ class AsyncStore(Protocol):
 
 def open_async_store(settings: AsyncSettings, data_dir: Path) -> AsyncStore:
     """Create the configured store, which is opened at its first use. Raise ConfigError for an unsupported URL."""
-    if store_kind(settings.url, SETTING, "sqlite", "redis") == "redis":
+    if find_store_kind(settings.url, SETTING, "sqlite", "redis") == "redis":
         return RedisAsyncStore(settings)
     name = settings.url.removeprefix("sqlite://")[1:] or DEFAULT_FILE
     if not Path(name).name:

@@ -153,7 +153,7 @@ class RedisAsyncStore:
                 return await call
         except self._link.faults as error:
             raise StoreUnavailable(
-                f"the store of asynchronous requests at {self._link.place} does not answer: {error}"
+                f"the store of asynchronous requests at {self._link.address} does not answer: {error}"
             ) from error
 
 

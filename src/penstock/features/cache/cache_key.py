@@ -35,11 +35,11 @@ class CacheKeys:
     def __init__(self, block: BlockDescription) -> None:
         # The fingerprint covers the model's files, including model.yaml.
         of_block = repr((FORMAT, block.block_id, block.version, block.fingerprint, block.settings.task))
-        self._prefix = key_prefix(block.block_id)
+        self._prefix = make_key_prefix(block.block_id)
         self._is_shared = block.settings.cache.shared
         self._of_block = blake2b(of_block.encode(), digest_size=DIGEST_BYTES)
 
-    def key(self, request: InferRequest) -> bytes:
+    def compute_key(self, request: InferRequest) -> bytes:
         digest = self._of_block.copy()
         inputs = request.inputs
         if len(inputs) > 1:
@@ -56,7 +56,7 @@ class CacheKeys:
         return self._prefix + digest.digest()
 
 
-def key_prefix(block_id: str) -> bytes:
+def make_key_prefix(block_id: str) -> bytes:
     return f"{block_id}:".encode()
 
 

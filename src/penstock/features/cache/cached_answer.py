@@ -26,7 +26,7 @@ class CachedAnswer:
             request.model, version, request.request_id, list(self.outputs), self.timing, dict(self.parameters)
         )
 
-    def as_hit(self, request: InferRequest, version: str) -> InferResponse:
+    def to_hit_response(self, request: InferRequest, version: str) -> InferResponse:
         """Return the answer marked as a cache hit, with empty timing."""
         parameters = {**self.parameters, "cache": "hit"}
         return InferResponse(request.model, version, request.request_id, list(self.outputs), Timing(), parameters)

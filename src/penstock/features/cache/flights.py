@@ -102,7 +102,7 @@ class Flights(Generic[T]):
                 # A copy for each caller, because raising an exception changes it.
                 raise rebuild_error(flight.error.code, flight.error.message, flight.error.fields) from flight.error
             if self._clock() >= deadline:
-                raise _deadline_error()
+                raise _make_deadline_error()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -131,7 +131,7 @@ class Flights(Generic[T]):
             timer = loop.call_later(max(0.0, deadline - self._clock()), _wake_waiter, waiter, False)
         try:
             if not await waiter:
-                raise _deadline_error()
+                raise _make_deadline_error()
         finally:
             if timer is not None:
                 timer.cancel()
@@ -164,5 +164,5 @@ def _wake_waiter(waiter: asyncio.Future[bool], is_finished: bool) -> None:
         waiter.set_result(is_finished)
 
 
-def _deadline_error() -> DeadlineExceeded:
+def _make_deadline_error() -> DeadlineExceeded:
     return DeadlineExceeded("the deadline passed while an identical request ran")

@@ -12,7 +12,7 @@ from penstock.core.config import CacheSettings
 from penstock.core.errors import WireError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.settings import GENERATE
-from penstock.features.cache.cache_key import CacheKeys, key_prefix
+from penstock.features.cache.cache_key import CacheKeys, make_key_prefix
 from penstock.features.cache.cached_answer import CachedAnswer, decode, encode
 from penstock.features.cache.flights import FlightPart, Flights
 from penstock.features.cache.stores.cache_store import CacheStore
@@ -74,9 +74,9 @@ class ResponseCache:
             known.counts.add("bypass")
             return await run(block, request, deadline)
         if request.size_bytes <= MAX_INLINE_DIGEST:
-            key = known.keys.key(request)
+            key = known.keys.compute_key(request)
         else:
-            key = await asyncio.to_thread(known.keys.key, request)
+            key = await asyncio.to_thread(known.keys.compute_key, request)
         if mode == "refresh":
             answer = _to_cached_answer(await run(block, request, deadline))
             known.counts.add("refresh")
@@ -98,17 +98,17 @@ class ResponseCache:
         if answer is None:
             return None
         known.counts.add_hit(answer)
-        return answer.as_hit(request, known.block.version)
+        return answer.to_hit_response(request, known.block.version)
 
     async def delete(self, block_id: str | None = None) -> int:
         """Delete the answers of a block, or all answers; return their number. Requests in flight store no answers."""
         self._clearings += 1
         self._recent.clear()
-        return await self._store.clear(b"" if block_id is None else key_prefix(block_id))
+        return await self._store.clear(b"" if block_id is None else make_key_prefix(block_id))
 
     def statistics(self) -> dict[str, Any]:
         """Return the state of this gateway's cache and its counts since the start."""
-        store = self._store.counts()
+        store = self._store.get_counts()
         blocks = {block_id: counts.as_dict() for block_id, counts in self._counts.items()}
         return {
             "store": self._store.name,
@@ -126,7 +126,7 @@ class ResponseCache:
 
     def publish(self) -> None:
         self._tallies.flush()
-        counts, before = self._store.counts(), self._published
+        counts, before = self._store.get_counts(), self._published
         counts.errors += self._unreadable
         self._metrics.bytes.set(counts.size_bytes)
         self._metrics.entries.set(counts.entries)
@@ -151,7 +151,7 @@ class ResponseCache:
         version = known.block.version
         if answer.is_stored or part is FlightPart.JOINED_AFTER_END:
             known.counts.add_hit(answer)
-            return answer.as_hit(request, version)
+            return answer.to_hit_response(request, version)
         known.counts.add("miss" if part is FlightPart.LED else "shared")
         return answer.to_response(request, version)
 
@@ -215,8 +215,10 @@ class _BlockCounts:
         self._labels = labels
         self.by_outcome = dict.fromkeys(OUTCOMES, 0)
         self.saved_s = 0.0
-        self._outcomes = {outcome: tallies.counter(metrics.requests.labels(*labels, outcome)) for outcome in OUTCOMES}
-        self._saved = tallies.counter(metrics.saved_seconds.labels(*labels))
+        self._outcomes = {
+            outcome: tallies.add_counter(metrics.requests.labels(*labels, outcome)) for outcome in OUTCOMES
+        }
+        self._saved = tallies.add_counter(metrics.saved_seconds.labels(*labels))
 
     def add(self, outcome: str) -> None:
         self.by_outcome[outcome] += 1

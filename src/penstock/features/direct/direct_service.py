@@ -25,10 +25,10 @@ class DirectService(access_pb2_grpc.DirectServicer):
             raise InvalidRequest(f"`avoid` has {len(request.avoid)} workers; at most {MAX_AVOIDED} are allowed")
         if not request.host and not request.HasField("caller") and get_peer(context).startswith(LOOPBACK):
             request.host = read_host_identity()  # the caller is on this machine
-        return await self._discovery.find(request, _client_principal(request))
+        return await self._discovery.find(request, _find_client_principal(request))
 
 
-def _client_principal(request: pb.DiscoverRequest) -> Principal:
+def _find_client_principal(request: pb.DiscoverRequest) -> Principal:
     """Return the principal of the client: the caller itself, or the client for whom a gateway calls."""
     calling = get_caller()
     if not request.HasField("caller"):

@@ -11,17 +11,17 @@ from penstock.core.cluster.routes import NameRoute
 from penstock.core.errors import InvalidRequest, Unauthenticated, Unavailable, UnknownModel
 from penstock.core.principals import Principal
 from penstock.endpoints.session_tokens import SigningKey, sign_token
-from penstock.features.direct.worker_choice import Candidate, can_reach, choose, distance
+from penstock.features.direct.worker_choice import Candidate, can_reach, choose, compute_distance
 from penstock.manager.control_plane import ControlPlane
 from penstock.manager.deployed_block import DeployedBlock
 from penstock.manager.publishing.publisher import ROUTE
-from penstock.manager.term import Facts, Load, Term
+from penstock.manager.term import Term, WorkerFacts, WorkerLoad
 from penstock.manager.worker_liveness import LivenessState
 from penstock.pb.v1 import access_pb2 as pb
 
 OPEN_S = 10.0  # for a worker to open its endpoint
 USE_GATEWAY = "send the request through a gateway"
-NO_LOAD = Load()
+NO_LOAD = WorkerLoad()
 
 
 class KeyValidity(Protocol):
@@ -30,7 +30,7 @@ class KeyValidity(Protocol):
 
 
 class TokenSigning(Protocol):
-    def key(self) -> SigningKey:
+    def get_key(self) -> SigningKey:
         """Return the current key for signing session tokens."""
 
 
@@ -51,29 +51,31 @@ class Discovery:
         self._signing = signing
         self._is_tls = is_tls
         self._clock = clock
-        self._given: dict[str, tuple[Load, int]] = {}  # by worker: its last reported load, and clients sent since then
+        self._given: dict[
+            str, tuple[WorkerLoad, int]
+        ] = {}  # by worker: its last reported load, and clients sent since then
 
-    async def find(self, wanted: pb.DiscoverRequest, principal: Principal) -> pb.DiscoverResponse:
+    async def find(self, request: pb.DiscoverRequest, principal: Principal) -> pb.DiscoverResponse:
         """Return a worker's address and a token for the client; raise Unavailable if no worker can be called.
 
         A block that the principal may not use is reported as unknown.
         """
         self._control.check_leads()
         self._check_key(principal)
-        block = self._find_block(wanted, principal)
+        block = self._find_block(request, principal)
         at = self._clock()
-        token = sign_token(self._signing.key(), principal, block.block_id, at)
-        session = principal.prefix_session_id(wanted.session_id) if wanted.session_id else ""
-        if wanted.is_ordered and not session:
+        token = sign_token(self._signing.get_key(), principal, block.block_id, at)
+        session = principal.prefix_session_id(request.session_id) if request.session_id else ""
+        if request.is_ordered and not session:
             raise InvalidRequest("`is_ordered` requires a session_id")
         found = pb.DiscoverResponse(
             token=token.text, expires_at=token.expires_at, lives_s=token.expires_at - at, block_id=block.block_id
         )
-        if wanted.is_ordered:
+        if request.is_ordered:
             owner = self._find_owner(session)
             found.address, found.gateway_id, found.is_tls = owner.address, owner.gateway_id, self._is_tls
         else:
-            found.worker_id, facts = await self._find_open_worker(block, wanted, session)
+            found.worker_id, facts = await self._find_open_worker(block, request, session)
             found.address, found.is_tls = facts.door, facts.is_door_tls
         return found
 
@@ -84,33 +86,37 @@ class Discovery:
 
     # --- finding the block
 
-    def _find_block(self, wanted: pb.DiscoverRequest, principal: Principal) -> DeployedBlock:
-        table, name = self._control.term.blocks, wanted.block_id or wanted.model
+    def _find_block(self, request: pb.DiscoverRequest, principal: Principal) -> DeployedBlock:
+        table, name = self._control.term.blocks, request.block_id or request.model
         block = table.get(name)
-        if block is None and not wanted.block_id:
-            block = self._find_block_by_name(wanted)
+        if block is None and not request.block_id:
+            block = self._find_block_by_name(request)
         if block is None or not principal.may_use(block.model, block.block_id):
             raise UnknownModel(f"unknown model or block '{name[:128]}'")
-        if block.state()[0] not in SERVABLE:
-            raise Unavailable(f"block '{block.block_id}' is {block.state()[0]}; {USE_GATEWAY}, which waits for it")
+        if block.compute_state()[0] not in SERVABLE:
+            raise Unavailable(
+                f"block '{block.block_id}' is {block.compute_state()[0]}; {USE_GATEWAY}, which waits for it"
+            )
         return block
 
-    def _find_block_by_name(self, wanted: pb.DiscoverRequest) -> DeployedBlock | None:
+    def _find_block_by_name(self, request: pb.DiscoverRequest) -> DeployedBlock | None:
         term = self._control.term
-        route = term.publisher.view.get(ROUTE + wanted.model)
-        if isinstance(route, NameRoute) and not wanted.version:
+        route = term.publisher.view.get(ROUTE + request.model)
+        if isinstance(route, NameRoute) and not request.version:
             if route.is_split:
-                raise Unavailable(f"a rollout splits the requests for '{wanted.model}'; {USE_GATEWAY}")
+                raise Unavailable(f"a rollout splits the requests for '{request.model}'; {USE_GATEWAY}")
             return term.blocks.get(route.shares[0].block_id)
-        blocks = [block for block in term.blocks.of_model(wanted.model) if wanted.version in ("", block.version)]
+        blocks = [
+            block for block in term.blocks.list_model_blocks(request.model) if request.version in ("", block.version)
+        ]
         blocks = [block for block in blocks if block.is_wanted]
-        return max(blocks, key=lambda each: (each.state()[0] in SERVABLE, int(each.version)), default=None)
+        return max(blocks, key=lambda each: (each.compute_state()[0] in SERVABLE, int(each.version)), default=None)
 
     # --- finding the gateway
 
     def _find_owner(self, session: str) -> GatewayMember:
         desired = self._control.desired
-        members = {member.gateway_id: member for member in desired.gateways.members()}
+        members = {member.gateway_id: member for member in desired.gateways.list_members()}
         owner = members.get(SessionOwners(desired.membership, members).find_owner(session))
         if owner is None or not owner.address:
             raise Unavailable("no gateway can own the session at the moment; try again")
@@ -119,11 +125,11 @@ class Discovery:
     # --- finding the worker
 
     async def _find_open_worker(
-        self, block: DeployedBlock, wanted: pb.DiscoverRequest, session: str
-    ) -> tuple[str, Facts]:
+        self, block: DeployedBlock, request: pb.DiscoverRequest, session: str
+    ) -> tuple[str, WorkerFacts]:
         """Return the best worker whose endpoint is open, or opens in time, and the facts that the worker reported."""
-        avoid = set(wanted.avoid)
-        while worker := choose(self._find_candidates(block, wanted), session, avoid):
+        avoid = set(request.avoid)
+        while worker := choose(self._find_candidates(block, request), session, avoid):
             term = self._control.term
             if not _is_open(term.facts[worker].door):
                 term.open_direct_endpoint(worker)
@@ -142,7 +148,7 @@ class Discovery:
         facts = term.facts.get(worker)
         return facts is None or not facts.door or _is_open(facts.door) or self._control.term is not term
 
-    def _find_candidates(self, block: DeployedBlock, wanted: pb.DiscoverRequest) -> Iterator[Candidate]:
+    def _find_candidates(self, block: DeployedBlock, request: pb.DiscoverRequest) -> Iterator[Candidate]:
         term = self._control.term
         for worker, state in block.workers.items():
             facts, life = term.facts.get(worker), term.liveness.get(worker)
@@ -153,11 +159,11 @@ class Discovery:
                 or term.is_draining_or_removed(worker)
             ):
                 continue
-            how_far = distance(wanted.zone, wanted.host, facts.zone, _host_names(facts))
+            how_far = compute_distance(request.zone, request.host, facts.zone, _list_host_names(facts))
             if state.may_serve and facts.door and can_reach(facts.door, how_far):
                 yield Candidate(worker, state.is_serving, how_far, self._estimate_load(worker, facts))
 
-    def _estimate_load(self, worker: str, facts: Facts) -> float:
+    def _estimate_load(self, worker: str, facts: WorkerFacts) -> float:
         load = self._control.term.loads.get(worker, NO_LOAD)
         reported, given = self._given.get(worker, (load, 0))
         return (load.jobs + (given if reported is load else 0)) / (max(1, load.instances) * (facts.weight or 1.0))
@@ -172,5 +178,5 @@ def _is_open(endpoint: str) -> bool:
     return bool(endpoint) and parse_address(endpoint).port != 0
 
 
-def _host_names(facts: Facts) -> Collection[str]:
+def _list_host_names(facts: WorkerFacts) -> Collection[str]:
     return {facts.host, facts.node, parse_address(facts.door).host} if facts.door else {facts.host, facts.node}

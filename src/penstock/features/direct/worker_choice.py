@@ -37,13 +37,13 @@ def choose(candidates: Iterable[Candidate], session: str = "", avoid: Collection
     return "" if best is None else best.worker_id
 
 
-def distance(zone: str, host: str, of_zone: str, of_hosts: Collection[str]) -> Distance:
+def compute_distance(zone: str, host: str, of_zone: str, of_hosts: Collection[str]) -> Distance:
     """Return the distance between a caller in `zone` on `host` and a worker in `of_zone` with names `of_hosts`."""
     if host and host in of_hosts:
         return Distance.SAME_HOST
     return Distance.SAME_ZONE if zone and zone == of_zone else Distance.ELSEWHERE
 
 
-def can_reach(endpoint: str, how_far: Distance) -> bool:
+def can_reach(endpoint: str, distance: Distance) -> bool:
     """Return whether the caller can connect: a loopback endpoint can be reached only from its own machine."""
-    return how_far is Distance.SAME_HOST or not is_loopback(parse_address(endpoint).host)
+    return distance is Distance.SAME_HOST or not is_loopback(parse_address(endpoint).host)

@@ -55,7 +55,7 @@ class Announcer:
         try:
             await self._announced.announce()
         except PenstockError as error:
-            self._pause_s = self._backoff.next_wait_s(0.0)
+            self._pause_s = self._backoff.compute_next_wait_s(0.0)
             if not self._is_away:
                 log.warning("directory_failed", url=self._url, announced=self._announced.name, error=error.message)
             self._is_away, self.is_listed = True, False

@@ -145,7 +145,7 @@ class EnvoyProcess:
         code = await process.wait()
         self._process = None
         if not self._is_stopping:
-            wait_s = backoff.next_wait_s(loop.time() - began)
+            wait_s = backoff.compute_next_wait_s(loop.time() - began)
             log.error("process_died", process=self._name, pid=process.pid, exit_code=code, restart_in_s=wait_s)
             await asyncio.sleep(wait_s)
 

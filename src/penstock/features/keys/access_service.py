@@ -35,32 +35,32 @@ class AccessService(access_pb2_grpc.AccessServicer):
     @needs_scope(Scope.ADMIN)
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
         asked = current_call.get()
-        if asked is not None and asked.principal.name == ANYBODY.name and not self._keys.all():
+        if asked is not None and asked.principal.name == ANYBODY.name and not self._keys.list_keys():
             raise Forbidden(
                 "the first key can only be created on the manager's machine, with `penstock key create`; from then on "
                 "every endpoint requires a key"
             )
         made = await self._keys.create(_to_record(request.spec))
-        return pb.CreateKeyResponse(key=self.status(made.record), text=made.text)
+        return pb.CreateKeyResponse(key=self.make_status(made.record), text=made.text)
 
     @needs_scope(Scope.ADMIN)
     async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:
-        return pb.ListKeysResponse(keys=self.statuses(), are_required=self._are_required)
+        return pb.ListKeysResponse(keys=self.list_statuses(), are_required=self._are_required)
 
     @needs_scope(Scope.ADMIN)
     async def GetKey(self, request: pb.GetKeyRequest, context: Context) -> pb.GetKeyResponse:
-        return pb.GetKeyResponse(key=self.status(self._keys.find(request.key)))
+        return pb.GetKeyResponse(key=self.make_status(self._keys.find(request.key)))
 
     @needs_scope(Scope.ADMIN)
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
-        return pb.RevokeKeyResponse(key=self.status(await self._keys.revoke(request.key, request.expected)))
+        return pb.RevokeKeyResponse(key=self.make_status(await self._keys.revoke(request.key, request.expected)))
 
     @needs_scope(Scope.ADMIN)
     async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.RotateKeyResponse:
         if not 0 <= request.grace_s <= MAX_GRACE_S:
             raise InvalidRequest(f"invalid grace_s {request.grace_s:g}: use 0 to {MAX_GRACE_S:g} seconds")
         made = await self._keys.rotate(request.key, request.grace_s, request.expected)
-        return pb.RotateKeyResponse(key=self.status(made.record), text=made.text)
+        return pb.RotateKeyResponse(key=self.make_status(made.record), text=made.text)
 
     @needs_scope(Scope.ADMIN)
     async def ChangeKey(self, request: pb.ChangeKeyRequest, context: Context) -> pb.ChangeKeyResponse:
@@ -68,7 +68,9 @@ class AccessService(access_pb2_grpc.AccessServicer):
             changes = KeyChanges.model_validate_json(request.changes)
         except ValidationError as error:
             raise InvalidRequest(describe_first_problem(error, "the key")) from error
-        return pb.ChangeKeyResponse(key=self.status(await self._keys.change(request.key, changes, request.expected)))
+        return pb.ChangeKeyResponse(
+            key=self.make_status(await self._keys.change(request.key, changes, request.expected))
+        )
 
     @needs_scope(Scope.ADMIN)
     async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
@@ -81,11 +83,11 @@ class AccessService(access_pb2_grpc.AccessServicer):
         made = await self._signing.rotate()
         return pb.RotateSigningResponse(kid=made.kid, signs_from=made.signs_from)
 
-    def status(self, record: KeyRecord) -> pb.KeyStatus:
-        return with_etag(_to_status(record), self._keys.revision(record))
+    def make_status(self, record: KeyRecord) -> pb.KeyStatus:
+        return with_etag(_to_status(record), self._keys.get_revision(record))
 
-    def statuses(self) -> list[pb.KeyStatus]:
-        return [self.status(record) for record in self._keys.all()]
+    def list_statuses(self) -> list[pb.KeyStatus]:
+        return [self.make_status(record) for record in self._keys.list_keys()]
 
 
 def _to_entry(number: int, entry: AuditedCall) -> pb.AuditEntry:

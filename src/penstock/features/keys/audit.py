@@ -11,7 +11,7 @@ from penstock.core.blocks import StoredValue
 from penstock.core.error_text import shorten
 from penstock.core.errors import Conflict
 from penstock.endpoints.guarded_server import current_call
-from penstock.manager.desired_state import EVENTS, Folded, encode
+from penstock.manager.desired_state import EVENTS, StateChanges, encode
 from penstock.manager.event_log import find_newest
 from penstock.manager.feature import ManagerFeature
 from penstock.storage.metadata.metadata_store import Compare, MetadataStore, Write
@@ -64,7 +64,7 @@ class Audit(ManagerFeature):
         excess = list(self._entries)[: max(0, len(self._entries) + 1 - MAX_ENTRIES)][:MAX_CHANGES]
         may_wait = all(write.may_wait for write in writes)
         values = {number: encode(entry), **dict.fromkeys(excess)}
-        return [Write(_audit_key(each), value, may_wait=may_wait) for each, value in values.items()]
+        return [Write(_make_audit_key(each), value, may_wait=may_wait) for each, value in values.items()]
 
     def read(self, after: int = 0, limit: int = 100, who: str = "", before: int = 0) -> list[tuple[int, AuditedCall]]:
         """Return the newest matching entries, oldest first, numbered above `after` and, if given, below `before`."""
@@ -74,12 +74,14 @@ class Audit(ManagerFeature):
         before = await self._store.get(write.key)
         values = (before.value if before is not None else None, write.value)
         return AuditedChange(
-            key=write.key, before=_visible_value(write.key, values[0]), after=_visible_value(write.key, values[1])
+            key=write.key,
+            before=_format_visible_value(write.key, values[0]),
+            after=_format_visible_value(write.key, values[1]),
         )
 
-    def state_changed(self, folded: Folded) -> None:
-        for key in sorted(key for key in folded.others if key.startswith(AUDIT)):
-            number, value = int(key.removeprefix(AUDIT)), folded.others[key]
+    def state_changed(self, state_changes: StateChanges) -> None:
+        for key in sorted(key for key in state_changes.others if key.startswith(AUDIT)):
+            number, value = int(key.removeprefix(AUDIT)), state_changes.others[key]
             self._entries.pop(number, None)
             if value is not None:
                 self._entries[number] = value
@@ -115,11 +117,11 @@ class AuditedStore:
         return await self._store.commit(writes, compares)
 
 
-def _audit_key(number: int) -> str:
+def _make_audit_key(number: int) -> str:
     return f"{AUDIT}{number:020}"
 
 
-def _visible_value(key: str, value: bytes | None) -> str:
+def _format_visible_value(key: str, value: bytes | None) -> str:
     """Return a record's value as the audit log shows it: JSON without secrets."""
     if value is None:
         return ""

@@ -13,7 +13,7 @@ class CertificatePrincipals:
         """Set the scopes by name or pattern, such as `*.workers.example`. Exact names take precedence."""
         self._scopes = {pattern: frozenset(given) for pattern, given in scopes.items()}
 
-    def principal(self, names: Sequence[str]) -> Principal | None:
+    def find_principal(self, names: Sequence[str]) -> Principal | None:
         """Return the principal of the first known name, or None if no name is known."""
         for name in names:
             if name in self._scopes:

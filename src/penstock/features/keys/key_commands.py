@@ -75,20 +75,20 @@ def list_keys(client: "ClusterClient", as_json: AsJson = False) -> None:
     Revoked keys are listed, too.
     """
     listed = client.ask("ListKeys")
-    keys = [_displayed_fields(key) for key in listed["keys"]]
+    keys = [_select_displayed_fields(key) for key in listed["keys"]]
     titles = ("name", "id", "state", "scopes", "models", "blocks", "limits", "expires", "created", "by")
     nothing = "there are no keys: endpoints on loopback require none"
     if listed["are_required"]:
         nothing = (
             "there are no keys, and this server refuses calls without one: make the first with `penstock key create`"
         )
-    print_list(as_json, keys, titles, _table_row, nothing)
+    print_list(as_json, keys, titles, _make_table_row, nothing)
 
 
 @takes_manager_client
 def show_key(client: "ClusterClient", key: KeyName, as_json: AsJson = False) -> None:
     """Show a key's permissions, limits and state."""
-    found = _displayed_fields(client.ask("GetKey", key=key)["key"])
+    found = _select_displayed_fields(client.ask("GetKey", key=key)["key"])
     if as_json:
         print_json(found)
         return
@@ -98,7 +98,7 @@ def show_key(client: "ClusterClient", key: KeyName, as_json: AsJson = False) -> 
 @changes_cluster
 def revoke_key(client: "ClusterClient", key: KeyName, as_json: AsJson = False) -> None:
     """Revoke a key immediately, on every gateway."""
-    revoked = _displayed_fields(client.ask("RevokeKey", key=key)["key"])
+    revoked = _select_displayed_fields(client.ask("RevokeKey", key=key)["key"])
     print_done(as_json, f"revoked the key '{revoked['name']}'", **revoked)
 
 
@@ -133,7 +133,7 @@ def parse_duration_s(text: str) -> float:
 
 def _print_new_key(made: dict[str, Any], as_json: bool) -> None:
     """Print the key's text alone to stdout, so that a script can store it."""
-    key = _displayed_fields(made["key"])
+    key = _select_displayed_fields(made["key"])
     if as_json:
         print_json({**key, "key": made["text"]})
         return
@@ -143,7 +143,7 @@ def _print_new_key(made: dict[str, Any], as_json: bool) -> None:
     print(made["text"])
 
 
-def _displayed_fields(key: dict[str, Any]) -> dict[str, Any]:
+def _select_displayed_fields(key: dict[str, Any]) -> dict[str, Any]:
     """Return a flat dictionary of the key, with times in ISO 8601."""
     found = {**key.pop("spec"), **key}
     for name in ("expires_at", "created_at", "revoked_at", "rotated_at", "old_until"):
@@ -155,7 +155,7 @@ def _format_time(seconds: float) -> str | None:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds") if seconds else None
 
 
-def _table_row(key: dict[str, Any]) -> tuple[object, ...]:
+def _make_table_row(key: dict[str, Any]) -> tuple[object, ...]:
     return (
         key["name"],
         key["key_id"],

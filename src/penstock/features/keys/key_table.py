@@ -44,17 +44,17 @@ class KeyRecord(StoredValue):
     rotated_digest: str = ""  # of the text before the last rotation
     rotated_until: float = 0.0  # until this time, the text before the last rotation is valid
 
-    def principal(self, until: float = inf) -> Principal:
+    def make_principal(self, until: float = inf) -> Principal:
         expires_at = min(until, inf if self.expires_at is None else self.expires_at)
         return Principal(self.name, self.key_id, self.scopes, self.models, self.blocks, self.limits, expires_at)
 
-    def holders(self) -> list[tuple[bytes, Principal]]:
+    def list_holders(self) -> list[tuple[bytes, Principal]]:
         """Return the key's principals, by the digests of its valid texts."""
         if self.revoked_at is not None:
             return []
-        found = [(bytes.fromhex(self.digest), self.principal())]
+        found = [(bytes.fromhex(self.digest), self.make_principal())]
         if self.rotated_digest:
-            found.append((bytes.fromhex(self.rotated_digest), self.principal(self.rotated_until)))
+            found.append((bytes.fromhex(self.rotated_digest), self.make_principal(self.rotated_until)))
         return found
 
 
@@ -65,7 +65,7 @@ def _decode_holders(record: bytes) -> list[tuple[bytes, Principal]]:
     The results are cached, because only a few keys change at a time.
     """
     try:
-        return KeyRecord.model_validate_json(record).holders()
+        return KeyRecord.model_validate_json(record).list_holders()
     except ValidationError:
         return []
 
@@ -109,14 +109,14 @@ class KeyTable:
         `further`: principals by key text, for keys without records.
         """
         self.needs_key = needs_key
-        self._hash = blake2b(key=secret_of(secret), digest_size=DIGEST_BYTES)
+        self._hash = blake2b(key=shorten_secret(secret), digest_size=DIGEST_BYTES)
         self._by_digest: dict[bytes, Principal] = {self._compute_digest(text): known for text, known in further.items()}
         self._valid_until: dict[str, float] = {}  # by id, of keys that are not revoked
         for record in records:
-            self._add_holders(record.holders())
+            self._add_holders(record.list_holders())
 
     @classmethod
-    def of(cls, view: AccessView) -> "KeyTable":
+    def from_view(cls, view: AccessView) -> "KeyTable":
         """Return the table of the keys that a manager published."""
         table = cls(view.secret, needs_key=view.is_asking)
         for record in view.keys.values():
@@ -147,17 +147,17 @@ class KeyTable:
         return digest.digest()
 
 
-def key_text(random_bytes: bytes) -> str:
+def format_key_text(random_bytes: bytes) -> str:
     """Return the text of a new key, made of KEY_BYTES random bytes."""
     assert len(random_bytes) == KEY_BYTES
     return KEY_PREFIX + urlsafe_b64encode(random_bytes).decode().rstrip("=")
 
 
-def digest_of(text: str, secret: bytes) -> str:
+def compute_key_digest(text: str, secret: bytes) -> str:
     """Return the HMAC of an API key's text, in the form that key records store."""
-    return blake2b(text.encode("latin-1", "replace"), key=secret_of(secret), digest_size=DIGEST_BYTES).hexdigest()
+    return blake2b(text.encode("latin-1", "replace"), key=shorten_secret(secret), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def secret_of(given: bytes) -> bytes:
+def shorten_secret(secret: bytes) -> bytes:
     """Return the cluster's secret, hashed if it is longer than MAX_SECRET_BYTES."""
-    return given if len(given) <= MAX_SECRET_BYTES else blake2b(given).digest()
+    return secret if len(secret) <= MAX_SECRET_BYTES else blake2b(secret).digest()

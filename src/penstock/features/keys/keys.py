@@ -24,12 +24,12 @@ from penstock.features.keys.key_table import (
     KeyChanges,
     KeyRecord,
     KeyTable,
-    digest_of,
-    key_text,
+    compute_key_digest,
+    format_key_text,
 )
-from penstock.features.keys.signing import SIGNING, public_keys, signers_of
+from penstock.features.keys.signing import SIGNING, list_public_keys, read_signers
 from penstock.manager.control_plane import ControlPlane
-from penstock.manager.desired_state import Folded, encode
+from penstock.manager.desired_state import StateChanges, encode
 from penstock.manager.feature import ManagerFeature
 from penstock.manager.publishing.etags import require_etag
 from penstock.manager.term import Term
@@ -72,18 +72,18 @@ class Keys(ManagerFeature):
 
     # --- requests of operators
 
-    async def create(self, wanted: KeyRecord) -> CreatedKey:
+    async def create(self, requested: KeyRecord) -> CreatedKey:
         """Create a key from a record that has no id and no digest."""
         async with self._changing:
             self._control.check_leads()
-            if any(each.name == wanted.name for each in self._records.values()):
+            if any(each.name == requested.name for each in self._records.values()):
                 raise NameTaken(
-                    f"a key named '{wanted.name}' exists or was revoked; choose another name, or rotate the key"
+                    f"a key named '{requested.name}' exists or was revoked; choose another name, or rotate the key"
                 )
             if len(self._records) >= MAX_KEYS:
                 raise InvalidRequest(f"the cluster already has {MAX_KEYS} keys, including revoked ones")
             writes, compares, secret = self._plan_secret()
-            made = self._make_text(wanted.model_copy(update={"key_id": f"key-{secrets.token_hex(6)}"}), secret)
+            made = self._make_text(requested.model_copy(update={"key_id": f"key-{secrets.token_hex(6)}"}), secret)
             write, absent = _record_write(made.record), Compare(KEYS + made.record.key_id, 0)
             await self._control.commit([*writes, write], [*compares, absent])
             scopes = ", ".join(sorted(made.record.scopes))
@@ -125,10 +125,10 @@ class Keys(ManagerFeature):
             self._control.events.emit("key_rotated", record.name, text)
             return made
 
-    def revision(self, record: KeyRecord) -> int:
+    def get_revision(self, record: KeyRecord) -> int:
         return self._control.desired.revisions.get(KEYS + record.key_id, 0)
 
-    def all(self) -> list[KeyRecord]:
+    def list_keys(self) -> list[KeyRecord]:
         return sorted(self._records.values(), key=lambda record: record.name)
 
     def find(self, name: str) -> KeyRecord:
@@ -151,8 +151,8 @@ class Keys(ManagerFeature):
     def term_started(self, term: Term) -> None:
         self._publish(term)
 
-    def state_changed(self, folded: Folded) -> None:
-        if SECRET in folded.others or any(key.startswith((KEYS, SIGNING)) for key in folded.others):
+    def state_changed(self, state_changes: StateChanges) -> None:
+        if SECRET in state_changes.others or any(key.startswith((KEYS, SIGNING)) for key in state_changes.others):
             self._read_keys()
             self._publish(self._control.term)
 
@@ -177,7 +177,7 @@ class Keys(ManagerFeature):
     def _publish(self, term: Term) -> None:
         secret = _derive_secret(self._secret, b"digests")
         known = {key_id: encode(record) for key_id, record in self._records.items()}
-        signers = public_keys(signers_of(self._control.desired.others))
+        signers = list_public_keys(read_signers(self._control.desired.others))
         valid = {key_id: self.find_expiry(key_id) for key_id in self._records}
         revoked = frozenset(key_id for key_id, until in valid.items() if until == -inf) | self._deleted
         expires_at = {key_id: until for key_id, until in valid.items() if isfinite(until)}
@@ -206,8 +206,8 @@ class Keys(ManagerFeature):
         return [Write(SECRET, encode(record))], [Compare(SECRET, 0)], secret
 
     def _make_text(self, record: KeyRecord, secret: bytes) -> CreatedKey:
-        text = key_text(secrets.token_bytes(KEY_BYTES))
-        digest = digest_of(text, _derive_secret(secret, b"digests"))
+        text = format_key_text(secrets.token_bytes(KEY_BYTES))
+        digest = compute_key_digest(text, _derive_secret(secret, b"digests"))
         return CreatedKey(
             record.model_copy(update={"digest": digest, "created_at": record.created_at or self._clock()}), text
         )

@@ -14,7 +14,7 @@ from penstock.core.blocks import StoredValue
 from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.endpoints.session_tokens import LIFETIME_S, SigningKey, derive_public_key
 from penstock.manager.control_plane import ControlPlane
-from penstock.manager.desired_state import Folded, encode
+from penstock.manager.desired_state import StateChanges, encode
 from penstock.manager.feature import ManagerFeature
 from penstock.storage.metadata.metadata_store import Write
 from penstock.telemetry.background import BackgroundTasks
@@ -38,7 +38,7 @@ class SignerRecord(StoredValue):
     signs_from: float
 
 
-def signers_of(stored: Mapping[str, bytes]) -> list[SignerRecord]:
+def read_signers(stored: Mapping[str, bytes]) -> list[SignerRecord]:
     """Return the stored signing keys, oldest first."""
     found = []
     for key, value in stored.items():
@@ -50,17 +50,17 @@ def signers_of(stored: Mapping[str, bytes]) -> list[SignerRecord]:
     return sorted(found, key=lambda record: record.signs_from)
 
 
-def public_keys(records: Sequence[SignerRecord]) -> dict[str, bytes]:
+def list_public_keys(records: Sequence[SignerRecord]) -> dict[str, bytes]:
     """Return the public keys by id. Endpoints verify tokens with them."""
     return {record.kid: b64decode(record.public) for record in records}
 
 
-def expired_signers(records: Sequence[SignerRecord], now: float) -> list[SignerRecord]:
+def find_expired_signers(records: Sequence[SignerRecord], now: float) -> list[SignerRecord]:
     """Return the keys whose tokens have all expired, because a later key has signed for the lifetime of a token."""
     return [record for record, later in pairwise(records) if now >= later.signs_from + LIFETIME_S + SKEW_S]
 
 
-def current_signer(records: Sequence[SignerRecord], now: float) -> SignerRecord | None:
+def find_current_signer(records: Sequence[SignerRecord], now: float) -> SignerRecord | None:
     """Return the newest key that every verifier has received, or otherwise the first key."""
     return next((record for record in reversed(records) if record.signs_from <= now), records[0] if records else None)
 
@@ -74,7 +74,7 @@ class Signing(ManagerFeature):
         self._control = control
         self._rotate_s = rotate_s
         self._clock = clock
-        self._records = signers_of(control.desired.others)
+        self._records = read_signers(control.desired.others)
         self._tasks = BackgroundTasks("signing")
         self._problem = ""  # why the last write failed; empty if it succeeded
 
@@ -84,8 +84,8 @@ class Signing(ManagerFeature):
     async def close(self) -> None:
         await self._tasks.close()
 
-    def key(self) -> SigningKey:
-        found = current_signer(self._records, self._clock())
+    def get_key(self) -> SigningKey:
+        found = find_current_signer(self._records, self._clock())
         if found is None:
             raise Unavailable("no key for signing session tokens exists yet; try again")
         return SigningKey(found.kid, b64decode(found.private))
@@ -121,9 +121,9 @@ class Signing(ManagerFeature):
         now = self._clock()
         if not self._records or now >= self._records[-1].signs_from + self._rotate_s:
             await self.rotate()
-        if expired := expired_signers(self._records, now):
+        if expired := find_expired_signers(self._records, now):
             await self._control.commit([Write(SIGNING + record.kid, None) for record in expired[:64]])
 
-    def state_changed(self, folded: Folded) -> None:
-        if any(key.startswith(SIGNING) for key in folded.others):
-            self._records = signers_of(self._control.desired.others)
+    def state_changed(self, state_changes: StateChanges) -> None:
+        if any(key.startswith(SIGNING) for key in state_changes.others):
+            self._records = read_signers(self._control.desired.others)

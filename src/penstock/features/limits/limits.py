@@ -15,56 +15,56 @@ REQUESTS, ROWS, TOKENS = "requests", "rows", "tokens"
 
 
 @lru_cache(4096)
-def rates_of(limits: KeyLimits) -> tuple[Rate, ...]:
+def list_rates(limits: KeyLimits) -> tuple[Rate, ...]:
     named = (REQUESTS, limits.requests_per_s), (ROWS, limits.rows_per_s), (TOKENS, limits.tokens_per_s)
     return tuple(Rate(name, per_s, limits.burst_s) for name, per_s in named if 0 < per_s < inf)
 
 
 def is_limited(limits: KeyLimits) -> bool:
-    return bool(limits.concurrency or rates_of(limits))
+    return bool(limits.concurrency or list_rates(limits))
 
 
-def request_charge(caller: str, limits: KeyLimits, rows: int, held: int) -> Charge:
+def make_request_charge(caller: str, limits: KeyLimits, rows: int, in_flight: int) -> Charge:
     """Return the charge of a request that arrives. Tokens are charged later, but a caller with none left is refused."""
     costs = {REQUESTS: 1, ROWS: rows, TOKENS: 0}
-    spends = tuple([Spend(rate, costs[rate.name]) for rate in rates_of(limits)])
-    return Charge(caller, spends, limits.concurrency, held)
+    spends = tuple([Spend(rate, costs[rate.name]) for rate in list_rates(limits)])
+    return Charge(caller, spends, limits.concurrency, in_flight)
 
 
-def token_charge(caller: str, limits: KeyLimits, tokens: int) -> Charge:
+def make_token_charge(caller: str, limits: KeyLimits, tokens: int) -> Charge:
     """Return the charge for an answer's tokens. If the tokens exceed the limit, the caller's next requests fail."""
-    spends = tuple([Spend(rate, tokens) for rate in rates_of(limits) if rate.name == TOKENS])
+    spends = tuple([Spend(rate, tokens) for rate in list_rates(limits) if rate.name == TOKENS])
     return Charge(caller, spends, is_owed=True)
 
 
-def slots_charge(caller: str, limits: KeyLimits, held: int) -> Charge:
+def make_in_flight_charge(caller: str, limits: KeyLimits, in_flight: int) -> Charge:
     """Return a charge that takes nothing, and only reports how many requests the caller has in flight."""
-    return Charge(caller, (), limits.concurrency, held, is_owed=True)
+    return Charge(caller, (), limits.concurrency, in_flight, is_owed=True)
 
 
-def limit_statuses(charge: Charge, taken: ChargeResult) -> tuple[LimitStatus, ...]:
-    return tuple(_make_statuses(charge, taken))
+def make_limit_statuses(charge: Charge, result: ChargeResult) -> tuple[LimitStatus, ...]:
+    return tuple(_make_statuses(charge, result))
 
 
-def _make_statuses(charge: Charge, taken: ChargeResult) -> Iterator[LimitStatus]:
-    for (rate, _), used_s in zip(charge.spends, taken.used_s, strict=True):
+def _make_statuses(charge: Charge, result: ChargeResult) -> Iterator[LimitStatus]:
+    for (rate, _), used_s in zip(charge.spends, result.used_s, strict=True):
         window_s = ceil(max(rate.burst_s, 1 / rate.per_s))
         left = max(0, int((rate.burst_s - used_s) * rate.per_s + 1e-6))
         yield LimitStatus(rate.name, int(rate.per_s * window_s + 1e-6), window_s, left, used_s)
-    if charge.slots:
-        yield LimitStatus(CONCURRENCY, charge.slots, 0, max(0, charge.slots - charge.held), 0.0)
+    if charge.max_in_flight:
+        yield LimitStatus(CONCURRENCY, charge.max_in_flight, 0, max(0, charge.max_in_flight - charge.in_flight), 0.0)
 
 
-def refusal(principal: Principal, limits: KeyLimits, charge: Charge, taken: ChargeResult) -> RateLimited:
+def make_refusal(principal: Principal, limits: KeyLimits, charge: Charge, result: ChargeResult) -> RateLimited:
     who = "your address" if is_anonymous(principal) else f"the key '{principal.name}'"
-    if taken.limit == CONCURRENCY:
+    if result.limit == CONCURRENCY:
         why = f"{who} has {limits.concurrency} requests in flight, which is the limit: wait until one ends"
     else:
-        rate = next(rate for rate in rates_of(limits) if rate.name == taken.limit)
-        allowed, wait = f"{rate.per_s:g} {rate.name} per second", f"{taken.retry_after_s:.3g} s"
+        rate = next(rate for rate in list_rates(limits) if rate.name == result.limit)
+        allowed, wait = f"{rate.per_s:g} {rate.name} per second", f"{result.retry_after_s:.3g} s"
         why = f"{who} has used its limit of {allowed}: try again in {wait}"
-    error = RateLimited(why, limit=taken.limit, retry_after_s=f"{taken.retry_after_s:.6f}")
-    error.limit_statuses = limit_statuses(charge, taken)
+    error = RateLimited(why, limit=result.limit, retry_after_s=f"{result.retry_after_s:.6f}")
+    error.limit_statuses = make_limit_statuses(charge, result)
     return error
 
 
@@ -72,7 +72,7 @@ def is_anonymous(principal: Principal) -> bool:
     return principal is ANYBODY or principal is NOBODY
 
 
-def caller_of(principal: Principal, client: str) -> str:
+def identify_caller(principal: Principal, client: str) -> str:
     """Return the name under which a caller's requests are counted: the id of its key, or without a key its address."""
     if principal.key_id:
         return f"key:{principal.key_id}"
@@ -103,6 +103,6 @@ class RequestsInFlight:
             del self._counts[caller]
         return count
 
-    def charges(self) -> list[Charge]:
+    def list_charges(self) -> list[Charge]:
         """Return charges that report how many requests each caller has in flight."""
-        return [slots_charge(caller, limits, count) for caller, (count, limits) in self._counts.items()]
+        return [make_in_flight_charge(caller, limits, count) for caller, (count, limits) in self._counts.items()]

@@ -8,14 +8,14 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.features.limits.limits import (
     TOKENS,
     RequestsInFlight,
-    caller_of,
+    identify_caller,
     is_anonymous,
     is_limited,
-    limit_statuses,
-    refusal,
-    request_charge,
-    slots_charge,
-    token_charge,
+    make_in_flight_charge,
+    make_limit_statuses,
+    make_refusal,
+    make_request_charge,
+    make_token_charge,
 )
 from penstock.storage.limits.limit_store import Charge, ChargeResult, LimitStore
 from penstock.telemetry.metrics import LimitMetrics
@@ -29,8 +29,8 @@ class Meter:
     def __init__(self, store: LimitStore, settings: AccessSettings, metrics: LimitMetrics) -> None:
         self._store = store
         self._metrics = metrics
-        self._of_keys = _limits(settings.key_limits)
-        self._of_anonymous = _limits(settings.anonymous_limits)
+        self._of_keys = _to_key_limits(settings.key_limits)
+        self._of_anonymous = _to_key_limits(settings.anonymous_limits)
         self.has_defaults = self._of_keys is not None or self._of_anonymous is not None
         self._held = RequestsInFlight()
         self._gateways = 1
@@ -48,9 +48,9 @@ class Meter:
         limits = self._find_limits(principal)
         if limits is None:
             return
-        caller = caller_of(principal, client)
-        charge = request_charge(caller, limits, 0, self._held.count(caller) + 1)
-        if (refused := self._store.refusal(charge)) is not None:
+        caller = identify_caller(principal, client)
+        charge = make_request_charge(caller, limits, 0, self._held.count(caller) + 1)
+        if (refused := self._store.find_refusal(charge)) is not None:
             raise self._make_refusal(principal, limits, charge, refused)
 
     async def take(self, request: InferRequest, block: BlockDescription) -> "Metered | None":
@@ -61,10 +61,10 @@ class Meter:
         limits = self._find_limits(request.principal)
         if limits is None:
             return None
-        caller = caller_of(request.principal, request.client)
+        caller = identify_caller(request.principal, request.client)
         held = self._held.take(caller, limits) if limits.concurrency else 0
         metered = Metered(self, caller, limits)
-        charge = request_charge(caller, limits, _count_rows(request, block), held)
+        charge = make_request_charge(caller, limits, _count_rows(request, block), held)
         try:
             taken = self._store.take_now(charge) or await self._store.take(charge)
         except BaseException:
@@ -73,7 +73,7 @@ class Meter:
         if taken.limit:
             metered.end()
             raise self._make_refusal(request.principal, limits, charge, taken)
-        request.limit_statuses = limit_statuses(charge, taken)
+        request.limit_statuses = make_limit_statuses(charge, taken)
         return metered
 
     def gateways_changed(self, count: int) -> None:
@@ -87,10 +87,10 @@ class Meter:
         self._errors = self._store.errors
         if now >= self._next_report:
             self._next_report = now + REPORT_S
-            for charge in self._held.charges():
+            for charge in self._held.list_charges():
                 self._store.put(charge)
 
-    def status(self) -> dict[str, object]:
+    def get_status(self) -> dict[str, object]:
         """Return the store's name, whether the store is unavailable, and this gateway's share of each limit."""
         store = self._store
         is_shared = store.name != "memory" and not store.is_away
@@ -107,16 +107,16 @@ class Meter:
         return self._of_anonymous if is_anonymous(principal) else self._of_keys
 
     def _make_refusal(
-        self, principal: Principal, limits: KeyLimits, charge: Charge, taken: ChargeResult
+        self, principal: Principal, limits: KeyLimits, charge: Charge, result: ChargeResult
     ) -> RateLimited:
-        self._metrics.refusals.labels(taken.limit).inc()
-        return refusal(principal, limits, charge, taken)
+        self._metrics.refusals.labels(result.limit).inc()
+        return make_refusal(principal, limits, charge, result)
 
     def release(self, caller: str, limits: KeyLimits) -> None:
-        self._store.put(slots_charge(caller, limits, self._held.release(caller, limits)))
+        self._store.put(make_in_flight_charge(caller, limits, self._held.release(caller, limits)))
 
     def charge_tokens(self, caller: str, limits: KeyLimits, tokens: int) -> None:
-        self._store.put(token_charge(caller, limits, tokens))
+        self._store.put(make_token_charge(caller, limits, tokens))
 
 
 class Metered:
@@ -139,7 +139,7 @@ class Metered:
             self._meter.release(self._caller, self._limits)
 
 
-def _limits(settings: KeyLimitSettings | None) -> KeyLimits | None:
+def _to_key_limits(settings: KeyLimitSettings | None) -> KeyLimits | None:
     limits = KeyLimits() if settings is None else KeyLimits(**settings.model_dump())
     return limits if is_limited(limits) else None
 

@@ -24,10 +24,10 @@ class CallerCounts:
         self._spent: dict[str, CounterTally] = {}  # by label
 
     def count_answered(self, principal: Principal) -> None:
-        label = self._metric_label(principal)
+        label = self._get_metric_label(principal)
         tally = self._answered.get(label)
         if tally is None:
-            tally = self._answered[label] = self._tallies.counter(self._counter.labels(label, OK))
+            tally = self._answered[label] = self._tallies.add_counter(self._counter.labels(label, OK))
         tally.inc()
 
     def count_tokens(self, principal: Principal, response: InferResponse) -> None:
@@ -35,16 +35,16 @@ class CallerCounts:
         tokens = response.parameters.get(TOKENS)
         if not isinstance(tokens, int) or tokens <= 0:
             return
-        label = self._metric_label(principal)
+        label = self._get_metric_label(principal)
         tally = self._spent.get(label)
         if tally is None:
-            tally = self._spent[label] = self._tallies.counter(self._tokens.labels(label))
+            tally = self._spent[label] = self._tallies.add_counter(self._tokens.labels(label))
         tally.inc(tokens)
 
     def count_failed(self, principal: Principal, code: str) -> None:
-        self._counter.labels(self._metric_label(principal), code).inc()
+        self._counter.labels(self._get_metric_label(principal), code).inc()
 
-    def _metric_label(self, principal: Principal) -> str:
+    def _get_metric_label(self, principal: Principal) -> str:
         label = self._labels.get(principal.key_id)
         if label is None:
             if len(self._labels) >= MAX_NAMES:

@@ -22,7 +22,7 @@ class QuotaCheck:
         """Charge the request to all quotas; if one refuses it, raise RateLimited and charge nothing."""
         charges = self._charges.of(request, block_id)
         for charge in charges:
-            if (certain := self._store.refusal(charge)) is not None:
+            if (certain := self._store.find_refusal(charge)) is not None:
                 raise self._make_refusal(charge, certain)
         known = [self._store.take_now(charge) for charge in charges]
         taken = [each for each in known if each is not None]

@@ -58,7 +58,7 @@ class ManifestFile(Section):
     @field_validator("path")
     @classmethod
     def _check_path(cls, path: str) -> str:
-        if fault := path_fault(path):
+        if fault := find_path_fault(path):
             raise ValueError(fault)
         return path
 
@@ -72,7 +72,7 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _check_files(self) -> "Manifest":
-        if fault := _folder_fault(self):
+        if fault := _find_folder_fault(self):
             raise ValueError(fault)
         return self
 
@@ -98,7 +98,7 @@ class Manifest(Section):
     def has(self, path: str) -> bool:
         return any(file.path == path for file in self.files)
 
-    def file(self, path: str) -> ManifestFile | None:
+    def find_file(self, path: str) -> ManifestFile | None:
         return next((file for file in self.files if file.path == path), None)
 
 
@@ -143,14 +143,16 @@ def make_manifest(model: str, version: str, files: Any) -> Manifest:
     return read_document(Manifest, {"model": model, "version": version, "files": files}, "manifest")
 
 
-def read_document(kind: type[T], data: bytes | Mapping[str, Any], what: str) -> T:
+def read_document(document_type: type[T], data: bytes | Mapping[str, Any], document_name: str) -> T:
     try:
-        return kind.model_validate_json(data) if isinstance(data, bytes) else kind.model_validate(data)
+        return (
+            document_type.model_validate_json(data) if isinstance(data, bytes) else document_type.model_validate(data)
+        )
     except ValidationError as error:
-        raise InvalidRequest(f"{what}: {describe_first_problem(error)}", reason=what) from error
+        raise InvalidRequest(f"{document_name}: {describe_first_problem(error)}", reason=document_name) from error
 
 
-def path_fault(path: str) -> str:
+def find_path_fault(path: str) -> str:
     """Return why the path is not allowed, or an empty string."""
     parts = path.split("/")
     if not path or path.startswith("/") or any(part in ("", ".", "..") for part in parts):
@@ -172,7 +174,7 @@ def _is_text(path: str) -> bool:
     return True
 
 
-def _folder_fault(manifest: Manifest) -> str:
+def _find_folder_fault(manifest: Manifest) -> str:
     """Return what is wrong with the set of files, or an empty string."""
     folders: set[str] = set()
     names: dict[str, str] = {}

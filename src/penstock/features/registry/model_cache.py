@@ -65,7 +65,7 @@ class ModelCache:
             try:
                 manifest = await self._find_verified(digest)
                 if manifest is None:
-                    async with self._fetch_lock(digest):
+                    async with self._lock_fetch(digest):
                         manifest = await self._find_verified(digest) or await self._fetch(digest)
             except BaseException:
                 os.close(lock)
@@ -99,7 +99,7 @@ class ModelCache:
         return None if wrong else manifest
 
     @asynccontextmanager
-    async def _fetch_lock(self, digest: str) -> AsyncIterator[None]:
+    async def _lock_fetch(self, digest: str) -> AsyncIterator[None]:
         lock = _open_lock(self._folder / f".fetch-{digest}.lock")
         try:
             while not _try_lock(lock, fcntl.LOCK_EX):  # noqa: ASYNC110 - another process holds the lock
@@ -134,7 +134,7 @@ class ModelCache:
         for _ in range(ATTEMPTS):
             if await asyncio.to_thread(_is_intact, target, file):
                 return
-            there = await asyncio.to_thread(_resumable_bytes, target, file)
+            there = await asyncio.to_thread(_count_resumable_bytes, target, file)
             with target.open("ab") as opened:
                 async for piece in self._source.read(file.sha256, there):
                     there += len(piece)
@@ -247,7 +247,7 @@ def _is_intact(path: Path, file: ManifestFile) -> bool:
         return False
 
 
-def _resumable_bytes(path: Path, file: ManifestFile) -> int:
+def _count_resumable_bytes(path: Path, file: ManifestFile) -> int:
     """Return the number of bytes of an interrupted download; remove a complete file that has wrong content."""
     try:
         there = path.lstat().st_size

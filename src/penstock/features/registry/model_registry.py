@@ -20,7 +20,7 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.endpoints.guarded_server import get_caller, may_use
-from penstock.features.registry.facts import complete_facts, read_settings, settings_files
+from penstock.features.registry.facts import complete_facts, list_settings_files, read_settings
 from penstock.features.registry.manifest import (
     Manifest,
     ModelFacts,
@@ -29,11 +29,11 @@ from penstock.features.registry.manifest import (
     read_manifest,
     split_reference,
 )
-from penstock.features.registry.uploads import UploadRules, Uploads, unknown_upload
-from penstock.features.registry.version_records import ModelRecords, RegisteredVersion, version_taken
+from penstock.features.registry.uploads import UploadRules, Uploads, make_unknown_upload_error
+from penstock.features.registry.version_records import ModelRecords, RegisteredVersion, make_version_taken_error
 from penstock.manager.deploying.deployment import Choice
 from penstock.storage.metadata.metadata_store import MetadataStore
-from penstock.storage.objects.object_names import blob_key, manifest_key
+from penstock.storage.objects.object_names import make_blob_key, make_manifest_key
 from penstock.storage.objects.object_store import ObjectStore
 
 log = structlog.get_logger()
@@ -82,15 +82,15 @@ class ModelRegistry:
             if there.digest != manifest.digest or there.is_going:
                 if await self._uploads.has(manifest.digest):  # another upload was committed first
                     await self._drop_upload(manifest.digest, manifest)
-                raise version_taken(manifest)
+                raise make_version_taken_error(manifest)
             return UploadProgress(manifest.digest, manifest, dict(manifest.blobs), is_committed=True)
         offsets = await self._uploads.begin(manifest, facts, await self._find_readable_digests())
         return UploadProgress(manifest.digest, manifest, offsets)
 
-    async def progress(self, upload_id: str) -> UploadProgress:
+    async def read_progress(self, upload_id: str) -> UploadProgress:
         manifest, _ = await self._read_own_upload(upload_id)
         return UploadProgress(
-            upload_id, manifest, await self._uploads.offsets(manifest, await self._find_readable_digests())
+            upload_id, manifest, await self._uploads.read_offsets(manifest, await self._find_readable_digests())
         )
 
     async def append(self, upload_id: str, sha256: str, offset: int, pieces: AsyncIterator[bytes]) -> int:
@@ -103,7 +103,7 @@ class ModelRegistry:
         await self._check_complete(manifest)
         try:
             facts = await self._complete_facts(manifest, declared)
-            await self._objects.put(manifest_key(manifest.digest), _yield_once(manifest.encoded))
+            await self._objects.put(make_manifest_key(manifest.digest), _yield_once(manifest.encoded))
             record = VersionRecord(
                 digest=manifest.digest,
                 size_bytes=manifest.size_bytes,
@@ -130,7 +130,7 @@ class ModelRegistry:
         """Read an upload; raise NotFound if it does not exist, or if the caller may not use its model."""
         manifest, facts = await self._uploads.read(upload_id)
         if not may_use(manifest.model):
-            raise unknown_upload()
+            raise make_unknown_upload_error()
         return manifest, facts
 
     # --- versions
@@ -145,15 +145,15 @@ class ModelRegistry:
         found = await self._records.find(reference)
         if found.record.is_going:
             raise UnknownModel(f"'{found.model}:{found.version}' is being deleted")
-        return Choice(found.model, found.source, [found.version], compares=(self._records.compare(found),))
+        return Choice(found.model, found.source, [found.version], compares=(self._records.make_compare(found),))
 
     async def list(self, model: str = "") -> "list[RegisteredVersion]":
         return [found for found in await self._records.list(model) if may_use(found.model)]
 
-    async def manifest(self, digest: str) -> Manifest:
+    async def read_manifest(self, digest: str) -> Manifest:
         check_digest(digest)
         try:
-            pieces = [piece async for piece in self._objects.get(manifest_key(digest))]
+            pieces = [piece async for piece in self._objects.get(make_manifest_key(digest))]
         except FileNotFoundError:
             raise UnknownModel(f"the registry has no manifest {digest[:64]}") from None
         return read_manifest(b"".join(pieces))
@@ -165,7 +165,7 @@ class ModelRegistry:
             own = await self._find_readable_digests()
             if own is not None and sha256 not in own:
                 raise FileNotFoundError
-            async for piece in self._objects.get((manifest_key if is_manifest else blob_key)(sha256), offset):
+            async for piece in self._objects.get((make_manifest_key if is_manifest else make_blob_key)(sha256), offset):
                 yield piece
         except FileNotFoundError:
             raise UnknownModel(
@@ -184,29 +184,33 @@ class ModelRegistry:
         record = await self._records.remove(model, version)
         self._on_event("model_deleted", model, f"version {version} deleted from the registry")
         try:
-            manifest = await self.manifest(record.digest)
+            manifest = await self.read_manifest(record.digest)
         except UnknownModel:  # the files are collected later, because of their age
             return
-        await self.collect(manifest)
+        await self.delete_unused_files(manifest)
 
     # --- unused files
 
-    async def collect_later(self) -> None:
+    async def wait_and_delete_unused_files(self) -> None:
         """Wait until the next collection is due, and delete unused files."""
         await asyncio.sleep(min(COLLECT_S, self._uploads.rules.expiry_s))
         try:
             for manifest in await self._uploads.expire(time.time()):
-                await self.collect(manifest)
-            await self.collect()
+                await self.delete_unused_files(manifest)
+            await self.delete_unused_files()
         except (PenstockError, OSError) as error:
             log.warning("unused_files_not_deleted", error=str(error))
 
-    async def collect(self, of: Manifest | None = None) -> int:
+    async def delete_unused_files(self, manifest: Manifest | None = None) -> int:
         """Delete a manifest's unused files, or all that are too old for an unfinished upload; return their number."""
         async with self._collecting:
-            revision, before = await self._records.guard()
-            named = await self._find_digests(await self._records.digests())
-            found = (*of.blobs, of.digest) if of is not None else [key async for key in self._list_old_files()]
+            revision, before = await self._records.read_guard()
+            named = await self._find_digests(await self._records.read_digests())
+            found = (
+                (*manifest.blobs, manifest.digest)
+                if manifest is not None
+                else [key async for key in self._list_old_files()]
+            )
             unused = list(dict.fromkeys(each for each in (*before, *found) if each not in named))[:MAX_COLLECTED]
             if not unused:
                 return 0
@@ -215,8 +219,8 @@ class ModelRegistry:
             except Conflict:  # a version was added meanwhile; the next collection deletes the files
                 return 0
             for digest in unused:
-                await self._objects.delete(blob_key(digest))
-                await self._objects.delete(manifest_key(digest))
+                await self._objects.delete(make_blob_key(digest))
+                await self._objects.delete(make_manifest_key(digest))
                 self._manifests.pop(digest, None)
             await self._records.clear_doomed(unused)
             log.info("unused_files_deleted", files=len(unused))
@@ -238,15 +242,15 @@ class ModelRegistry:
     async def _find_digests(self, versions: set[str]) -> set[str]:
         """Return the digests of all files and manifests of these versions."""
         for digest in versions - self._manifests.keys():
-            self._manifests[digest] = frozenset((await self.manifest(digest)).blobs)
+            self._manifests[digest] = frozenset((await self.read_manifest(digest)).blobs)
         return versions.union(*(self._manifests[digest] for digest in versions))
 
     async def _drop_upload(self, upload_id: str, manifest: Manifest) -> None:
         await self._uploads.drop(upload_id)
-        await self.collect(manifest)
+        await self.delete_unused_files(manifest)
 
     async def _check_complete(self, manifest: Manifest) -> None:
-        offsets = await self._uploads.offsets(manifest, await self._find_readable_digests())
+        offsets = await self._uploads.read_offsets(manifest, await self._find_readable_digests())
         missing = [file.path for file in manifest.files if offsets[file.sha256] < file.size_bytes]
         if missing:
             problem = f"{len(missing)} files are incomplete, the first is '{missing[0]}': upload them before the commit"
@@ -254,13 +258,15 @@ class ModelRegistry:
 
     async def _complete_facts(self, manifest: Manifest, declared: ModelFacts) -> ModelFacts:
         """Read the facts from the uploaded settings; raise InvalidRequest if files or declared facts differ."""
-        files = [file for path in settings_files(manifest.version) if (file := manifest.file(path)) is not None]
+        files = [
+            file for path in list_settings_files(manifest.version) if (file := manifest.find_file(path)) is not None
+        ]
         with tempfile.TemporaryDirectory(prefix="penstock-registry-") as folder:
             place = Path(folder, manifest.model)
             for file in files:
                 if file.size_bytes > MAX_SETTINGS_BYTES:
                     raise RequestTooLarge(f"'{file.path}' has {file.size_bytes} bytes, over {MAX_SETTINGS_BYTES}")
-                content = b"".join([piece async for piece in self._objects.get(blob_key(file.sha256))])
+                content = b"".join([piece async for piece in self._objects.get(make_blob_key(file.sha256))])
                 await asyncio.to_thread(_write_file, place / file.path, content)
             settings = await asyncio.to_thread(read_settings, place, manifest.version)
             return complete_facts(manifest, settings, declared)

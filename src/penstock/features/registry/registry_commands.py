@@ -85,7 +85,7 @@ def push(
     message = (
         f"pushed {made.model}:{made.version}, {_format_size(made.size_bytes)} in {made.files} files, {made.digest}"
     )
-    print_done(as_json, message, **_as_json(made))
+    print_done(as_json, message, **_convert_to_json(made))
     server.print_changed()
 
 
@@ -113,7 +113,7 @@ def pull(
     message = (
         f"pulled {found.model}:{found.version}, {_format_size(found.size_bytes)} in {found.files} files, into {folder}"
     )
-    print_done(as_json, message, **_as_json(found), folder=str(folder))
+    print_done(as_json, message, **_convert_to_json(found), folder=str(folder))
 
 
 @takes_manager_options
@@ -147,15 +147,15 @@ def alias(
 def list_registry(server: Server, as_json: bool) -> None:
     versions = _with_registry_client(server, lambda client: client.list())
     if as_json:
-        print_json([_as_json(each) for each in versions])
+        print_json([_convert_to_json(each) for each in versions])
         return
     titles = ("model", "version", "aliases", "task", "engine", "size", "files", "tags", "blocks", "pushed")
     print_rows(
-        titles, map(_table_row, versions), "the registry is empty: send a model with `penstock model push FOLDER`"
+        titles, map(_make_table_row, versions), "the registry is empty: send a model with `penstock model push FOLDER`"
     )
 
 
-def _table_row(found: "ModelVersion") -> tuple[object, ...]:
+def _make_table_row(found: "ModelVersion") -> tuple[object, ...]:
     facts = found.facts
     return (
         found.model,
@@ -178,7 +178,7 @@ def _split_name(name: str) -> tuple[str, str]:
     return model, version
 
 
-def _as_json(found: "ModelVersion") -> dict[str, Any]:
+def _convert_to_json(found: "ModelVersion") -> dict[str, Any]:
     return {
         "model": found.model,
         "version": found.version,

@@ -43,13 +43,15 @@ class RegistryRest:
         found = await self._registry.list(request.path_params.get("model", ""))
         if not found and "model" in request.path_params:
             raise UnknownModel(f"the registry has no model '{request.path_params['model'][:128]}'")
-        return make_json_answer({"models": [_version_fields(each) for each in found]})
+        return make_json_answer({"models": [_make_version_fields(each) for each in found]})
 
     @Route("GET", VERSION_PATH, "Get a version, by number or alias, with its files", needs=READING)
     async def find(self, request: Request) -> Response:
         found = await self._find_version(request)
-        manifest = await self._registry.manifest(found.record.digest)
-        return make_json_answer({**_version_fields(found), "files": [file.model_dump() for file in manifest.files]})
+        manifest = await self._registry.read_manifest(found.record.digest)
+        return make_json_answer(
+            {**_make_version_fields(found), "files": [file.model_dump() for file in manifest.files]}
+        )
 
     @Route("DELETE", VERSION_PATH, "Delete a version", needs=ADMIN_SCOPES, status=204)
     async def delete(self, request: Request) -> Response:
@@ -58,8 +60,8 @@ class RegistryRest:
 
     @Route("GET", VERSION_PATH + "/files/{path:path}", "Download a file of a version, or a range of it", needs=READING)
     async def download(self, request: Request) -> Response:
-        manifest = await self._registry.manifest((await self._find_version(request)).record.digest)
-        file = manifest.file(request.path_params["path"])
+        manifest = await self._registry.read_manifest((await self._find_version(request)).record.digest)
+        file = manifest.find_file(request.path_params["path"])
         if file is None:
             raise UnknownModel(f"the version has no file '{request.path_params['path'][:200]}'")
         first, last = _parse_range(request.headers.get("range", ""), file.size_bytes)
@@ -98,16 +100,18 @@ class RegistryRest:
         facts = read_document(ModelFacts, orjson.dumps(body.get("metadata") or {}), "metadata")
         progress = await self._registry.begin(manifest, facts)
         headers = {"location": f"{ROOT}/uploads/{progress.upload_id}"}
-        return make_json_answer(_progress_fields(progress), 200 if progress.is_committed else 201, headers)
+        return make_json_answer(_make_progress_fields(progress), 200 if progress.is_committed else 201, headers)
 
     @Route("GET", ROOT + "/uploads/{upload}", "Get the progress of an upload", needs=UPLOADING)
     async def progress(self, request: Request) -> Response:
-        return make_json_answer(_progress_fields(await self._registry.progress(request.path_params["upload"])))
+        return make_json_answer(
+            _make_progress_fields(await self._registry.read_progress(request.path_params["upload"]))
+        )
 
     @Route("HEAD", FILE_PATH, "Get the stored size of a file", needs=UPLOADING)
     async def offset(self, request: Request) -> Response:
         _check_tus(request)
-        progress = await self._registry.progress(request.path_params["upload"])
+        progress = await self._registry.read_progress(request.path_params["upload"])
         sha256 = request.path_params["sha256"]
         if sha256 not in progress.offsets:
             raise NotFound("the upload has no such file")
@@ -128,7 +132,7 @@ class RegistryRest:
 
     @Route("POST", ROOT + "/uploads/{upload}/commit", "Register the version of an upload", needs=UPLOADING, status=201)
     async def commit(self, request: Request) -> Response:
-        return make_json_answer(_version_fields(await self._registry.commit(request.path_params["upload"])), 201)
+        return make_json_answer(_make_version_fields(await self._registry.commit(request.path_params["upload"])), 201)
 
     @Route("DELETE", ROOT + "/uploads/{upload}", "Abort an upload", needs=UPLOADING, status=204)
     async def abort(self, request: Request) -> Response:
@@ -180,7 +184,7 @@ def _parse_range(header: str, size: int) -> tuple[int, int]:
     return first, last
 
 
-def _version_fields(found: "RegisteredVersion") -> dict[str, Any]:
+def _make_version_fields(found: "RegisteredVersion") -> dict[str, Any]:
     record = found.record
     return {
         "model": found.model,
@@ -195,7 +199,7 @@ def _version_fields(found: "RegisteredVersion") -> dict[str, Any]:
     }
 
 
-def _progress_fields(progress: "UploadProgress") -> dict[str, Any]:
+def _make_progress_fields(progress: "UploadProgress") -> dict[str, Any]:
     files = [
         {"sha256": sha256, "size_bytes": size, "offset": progress.offsets[sha256]}
         for sha256, size in progress.manifest.blobs.items()

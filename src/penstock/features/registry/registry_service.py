@@ -43,7 +43,7 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
             await self._registry.append(upload_id, start.sha256, start.offset, sent.data())
         if not upload_id:
             raise InvalidRequest("an upload must begin with the start of a file")
-        return _to_upload_state(await self._registry.progress(upload_id))
+        return _to_upload_state(await self._registry.read_progress(upload_id))
 
     @needs_scope(Scope.UPLOAD)
     async def Commit(self, request: pb.CommitUpload, context: Context) -> pb.VersionResponse:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, InvalidRequest
 from penstock.features.registry.facts import complete_facts
-from penstock.features.registry.manifest import Manifest, ModelFacts, make_manifest, path_fault, read_document
+from penstock.features.registry.manifest import Manifest, ModelFacts, find_path_fault, make_manifest, read_document
 from penstock.models.check.check import check_model
 from penstock.models.check.findings import outside_link
 from penstock.models.folder import ModelFolder, is_outside, model_files, read_model_folder, read_version
@@ -41,7 +41,7 @@ def scan(folder: Path, version: str, on_file: Callable[[str], None] = lambda _: 
     entries = []
     for file in model_files(model, version):
         path = file.relative_to(model.path).as_posix()
-        if fault := path_fault(path):
+        if fault := find_path_fault(path):
             raise InvalidRequest(f"{fault}: rename the file", reason="files")
         _check_link(file, model.path)
         if not file.is_file():

@@ -10,7 +10,7 @@ from penstock.core.blocks import REGISTRY_SOURCE
 from penstock.core.config import Config
 from penstock.core.errors import Unavailable, UnknownModel
 from penstock.features.registry.model_cache import ModelCache, OpenedModel, RegistryFiles
-from penstock.storage.objects.object_names import blob_key, manifest_key
+from penstock.storage.objects.object_names import make_blob_key, make_manifest_key
 from penstock.storage.objects.object_store import ObjectStore, open_objects
 from penstock.wire.channels import Channels
 
@@ -85,7 +85,7 @@ class StoredFiles:
 
     async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
         try:
-            async for piece in self._objects.get((manifest_key if is_manifest else blob_key)(sha256), offset):
+            async for piece in self._objects.get((make_manifest_key if is_manifest else make_blob_key)(sha256), offset):
                 yield piece
         except FileNotFoundError:
             raise UnknownModel(f"the registry has no file with the SHA-256 {sha256[:64]}") from None

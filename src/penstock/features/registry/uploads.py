@@ -27,7 +27,7 @@ import structlog
 from penstock.core.config import RegistrySettings
 from penstock.core.errors import Conflict, Corrupted, InvalidRequest, NotFound, Overloaded, RequestTooLarge, Unavailable
 from penstock.features.registry.manifest import DIGEST, Manifest, ModelFacts, read_document, read_manifest
-from penstock.storage.objects.object_names import blob_key
+from penstock.storage.objects.object_names import make_blob_key
 from penstock.storage.objects.object_store import ObjectStore
 
 log = structlog.get_logger()
@@ -65,16 +65,18 @@ class Uploads:
         self._digests: OrderedDict[tuple[str, str], PartDigest] = OrderedDict()  # hash states of interrupted files
         self._beginning = asyncio.Lock()
 
-    async def begin(self, manifest: Manifest, facts: ModelFacts, own: Set[str] | None = None) -> dict[str, int]:
+    async def begin(
+        self, manifest: Manifest, facts: ModelFacts, readable_digests: Set[str] | None = None
+    ) -> dict[str, int]:
         """Start an upload, or continue an unfinished one; return the stored size of each file, by digest.
 
-        `own`, here and in other methods: the digests of the files that the caller may read; None: all.
+        `readable_digests`, here and in other methods: the files that the caller may read, by digest; None: all files.
         """
         self._check_limits(manifest)
         async with self._beginning:
-            with _disk_errors():
+            with _translate_disk_errors():
                 await asyncio.to_thread(self._create_upload, manifest, facts)
-        offsets = await self.offsets(manifest, own)
+        offsets = await self.read_offsets(manifest, readable_digests)
         missing = sum(size - offsets[sha256] for sha256, size in manifest.blobs.items())
         free = await asyncio.to_thread(lambda: shutil.disk_usage(self._folder).free)
         if missing and missing + RESERVED_BYTES > free:
@@ -86,50 +88,55 @@ class Uploads:
 
     async def read(self, upload_id: str) -> tuple[Manifest, ModelFacts]:
         try:
-            manifest = await asyncio.to_thread((self._upload_path(upload_id) / "manifest.json").read_bytes)
-            facts = await asyncio.to_thread((self._upload_path(upload_id) / "facts.json").read_bytes)
+            manifest = await asyncio.to_thread((self._build_upload_path(upload_id) / "manifest.json").read_bytes)
+            facts = await asyncio.to_thread((self._build_upload_path(upload_id) / "facts.json").read_bytes)
         except (FileNotFoundError, NotADirectoryError):
-            raise unknown_upload() from None
+            raise make_unknown_upload_error() from None
         return read_manifest(manifest), read_document(ModelFacts, facts, "metadata")
 
-    async def offsets(self, manifest: Manifest, own: Set[str] | None = None) -> dict[str, int]:
+    async def read_offsets(self, manifest: Manifest, readable_digests: Set[str] | None = None) -> dict[str, int]:
         gate = asyncio.Semaphore(STATS)
 
         async def look(sha256: str, size: int) -> int:
             async with gate:
-                if await self._is_present(manifest.digest, sha256, size, own):
+                if await self._is_present(manifest.digest, sha256, size, readable_digests):
                     return size
-                return await self._sent_size(manifest, sha256, size)
+                return await self._read_sent_size(manifest, sha256, size)
 
         found = await asyncio.gather(*(look(sha256, size) for sha256, size in manifest.blobs.items()))
         return dict(zip(manifest.blobs, found, strict=True))
 
     async def append(
-        self, upload_id: str, sha256: str, offset: int, pieces: AsyncIterator[bytes], own: Set[str] | None = None
+        self,
+        upload_id: str,
+        sha256: str,
+        offset: int,
+        pieces: AsyncIterator[bytes],
+        readable_digests: Set[str] | None = None,
     ) -> int:
         """Append to a file, and return its stored size. When the file is complete, verify and store it."""
         manifest, _ = await self.read(upload_id)
         size = manifest.blobs.get(sha256)
         if size is None:
             raise InvalidRequest(f"the upload has no file with the SHA-256 {sha256[:64]}")
-        if await self._is_present(upload_id, sha256, size, own):
+        if await self._is_present(upload_id, sha256, size, readable_digests):
             if offset == size:
                 return size
-            raise wrong_offset(size)
+            raise make_wrong_offset_error(size)
         part = self._parts.setdefault((upload_id, sha256), _Part())
         owner = part.owner = object()
         try:
             async with part.lock:
-                with _disk_errors():
+                with _translate_disk_errors():
                     known = self._digests.pop((upload_id, sha256), None)
-                    file = self._part_path(upload_id, sha256)
+                    file = self._build_part_path(upload_id, sha256)
                     writer = await asyncio.to_thread(_PartWriter, file, offset, size, known)
             try:
                 async for piece in pieces:
                     async with part.lock:
                         if part.owner is not owner:
                             raise Conflict("another connection continues this upload", reason="offset")
-                        with _disk_errors():
+                        with _translate_disk_errors():
                             await asyncio.to_thread(writer.write, piece)
             finally:
                 writer.close()
@@ -137,22 +144,22 @@ class Uploads:
                     self._keep_digest((upload_id, sha256), writer)
             if writer.offset == size:
                 async with part.lock:
-                    await self._store_file(upload_id, sha256, writer.digest())
+                    await self._store_file(upload_id, sha256, writer.compute_digest())
             return writer.offset
         finally:
             if part.owner is owner:
                 self._parts.pop((upload_id, sha256), None)
 
     async def has(self, upload_id: str) -> bool:
-        return await asyncio.to_thread(self._upload_path(upload_id).is_dir)
+        return await asyncio.to_thread(self._build_upload_path(upload_id).is_dir)
 
     async def drop(self, upload_id: str) -> None:
-        await asyncio.to_thread(shutil.rmtree, self._upload_path(upload_id), ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self._build_upload_path(upload_id), ignore_errors=True)
 
     async def expire(self, now: float) -> list[Manifest]:
         """Drop uploads that received no data for `expiry_s`; return their manifests."""
         expired: list[Manifest] = []
-        for path in await asyncio.to_thread(lambda: list(self._upload_paths())):
+        for path in await asyncio.to_thread(lambda: list(self._list_upload_paths())):
             if now - await asyncio.to_thread(_read_last_write, path) < self.rules.expiry_s:
                 continue
             with suppress(InvalidRequest):
@@ -176,11 +183,11 @@ class Uploads:
             )
 
     def _create_upload(self, manifest: Manifest, facts: ModelFacts) -> None:
-        path = self._upload_path(manifest.digest)
+        path = self._build_upload_path(manifest.digest)
         if (path / "manifest.json").is_file():
             (path / "facts.json").write_text(facts.model_dump_json())
             return
-        if sum(1 for _ in self._upload_paths()) >= self.rules.max_uploads:
+        if sum(1 for _ in self._list_upload_paths()) >= self.rules.max_uploads:
             raise Overloaded(f"{self.rules.max_uploads} uploads are unfinished; finish or abort one, or try later")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         (path / "facts.json").write_text(facts.model_dump_json())
@@ -188,15 +195,19 @@ class Uploads:
         draft.write_bytes(manifest.encoded)
         os.replace(draft, path / "manifest.json")
 
-    async def _is_present(self, upload_id: str, sha256: str, size: int, own: Set[str] | None) -> bool:
+    async def _is_present(self, upload_id: str, sha256: str, size: int, readable_digests: Set[str] | None) -> bool:
         """Return whether the registry has the file, so that the caller need not send the file."""
-        found = await self._objects.stat(blob_key(sha256))
+        found = await self._objects.stat(make_blob_key(sha256))
         if found is None or found.size_bytes != size:
             return False
-        return own is None or sha256 in own or await asyncio.to_thread(self._sent_path(upload_id, sha256).is_file)
+        return (
+            readable_digests is None
+            or sha256 in readable_digests
+            or await asyncio.to_thread(self._build_sent_path(upload_id, sha256).is_file)
+        )
 
-    async def _sent_size(self, manifest: Manifest, sha256: str, size: int) -> int:
-        file = self._part_path(manifest.digest, sha256)
+    async def _read_sent_size(self, manifest: Manifest, sha256: str, size: int) -> int:
+        file = self._build_part_path(manifest.digest, sha256)
         if size == 0:
             await asyncio.to_thread(file.touch)
         there = await asyncio.to_thread(_read_file_size, file)
@@ -213,27 +224,27 @@ class Uploads:
         return size
 
     async def _store_file(self, upload_id: str, sha256: str, found: str) -> None:
-        file = self._part_path(upload_id, sha256)
+        file = self._build_part_path(upload_id, sha256)
         if found != sha256:
             await asyncio.to_thread(file.unlink, missing_ok=True)
             raise Corrupted(f"the data has the SHA-256 {found}, not {sha256}: it was deleted, send the file again")
-        await asyncio.to_thread(self._sent_path(upload_id, sha256).touch)
-        await self._objects.put(blob_key(sha256), file)
+        await asyncio.to_thread(self._build_sent_path(upload_id, sha256).touch)
+        await self._objects.put(make_blob_key(sha256), file)
 
-    def _upload_paths(self) -> Iterator[Path]:
+    def _list_upload_paths(self) -> Iterator[Path]:
         if self._folder.is_dir():
             yield from (child for child in self._folder.iterdir() if child.is_dir())
 
-    def _upload_path(self, upload_id: str) -> Path:
+    def _build_upload_path(self, upload_id: str) -> Path:
         if not re.fullmatch(DIGEST, upload_id):
             raise NotFound("an upload's id must be the SHA-256 of its manifest", reason="unknown_upload")
         return self._folder / upload_id
 
-    def _part_path(self, upload_id: str, sha256: str) -> Path:
-        return self._upload_path(upload_id) / f"{sha256}.part"
+    def _build_part_path(self, upload_id: str, sha256: str) -> Path:
+        return self._build_upload_path(upload_id) / f"{sha256}.part"
 
-    def _sent_path(self, upload_id: str, sha256: str) -> Path:
-        return self._upload_path(upload_id) / f"{sha256}.sent"
+    def _build_sent_path(self, upload_id: str, sha256: str) -> Path:
+        return self._build_upload_path(upload_id) / f"{sha256}.sent"
 
 
 class PartDigest(NamedTuple):
@@ -246,14 +257,14 @@ class PartDigest(NamedTuple):
 class _PartWriter:
     """Writes an incomplete file. Its methods block, and must be called in a thread."""
 
-    def __init__(self, file: Path, offset: int, size: int, known: PartDigest | None) -> None:
+    def __init__(self, file: Path, offset: int, size: int, known_digest: PartDigest | None) -> None:
         there = max(0, _read_file_size(file))
         if there != offset:
-            raise wrong_offset(there)
+            raise make_wrong_offset_error(there)
         self.offset = offset
         self._size = size
-        if known is not None and known.offset == offset:
-            self.sha256 = known.sha256
+        if known_digest is not None and known_digest.offset == offset:
+            self.sha256 = known_digest.sha256
         elif offset:
             with file.open("rb") as opened:
                 self.sha256 = hashlib.file_digest(opened, "sha256")
@@ -276,25 +287,25 @@ class _PartWriter:
             self.offset += written
             left = left[written:]
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         return str(self.sha256.hexdigest())
 
     def close(self) -> None:
         os.close(self._fd)
 
 
-def unknown_upload() -> NotFound:
+def make_unknown_upload_error() -> NotFound:
     text = "there is no such upload: the upload was finished or has expired; start the upload again"
     return NotFound(text, reason="unknown_upload")
 
 
-def wrong_offset(offset: int) -> Conflict:
+def make_wrong_offset_error(offset: int) -> Conflict:
     text = f"the upload must continue at the stored size: send the file from byte {offset} on"
     return Conflict(text, reason="offset", offset=str(offset))
 
 
 @contextmanager
-def _disk_errors() -> Iterator[None]:
+def _translate_disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -72,27 +72,27 @@ class ModelRecords:
             f"the registry has no '{reference}'" + (f"; it has version {known} of '{model}'" if known else "")
         )
 
-    def compare(self, found: RegisteredVersion) -> Compare:
+    def make_compare(self, found: RegisteredVersion) -> Compare:
         """Return a compare that fails if the version was deleted or is being deleted."""
-        return Compare(_version_key(found.model, found.version), found.revision)
+        return Compare(_make_version_key(found.model, found.version), found.revision)
 
     async def get(self, model: str, version: str) -> VersionRecord | None:
-        found = await self._store.get(_version_key(model, version))
+        found = await self._store.get(_make_version_key(model, version))
         return None if found is None else VersionRecord.model_validate_json(found.value)
 
     async def add(self, manifest: Manifest, record: VersionRecord, check: Callable[[], Awaitable[None]]) -> None:
         """Add a version. `check` raises if files are missing; no file is deleted between the check and the commit."""
-        key = _version_key(manifest.model, manifest.version)
+        key = _make_version_key(manifest.model, manifest.version)
         for _ in range(ATTEMPTS):
             guard = await self._store.get(GUARD)
-            if not _doomed_files(guard).isdisjoint((*manifest.blobs, manifest.digest)):
+            if not _read_doomed_files(guard).isdisjoint((*manifest.blobs, manifest.digest)):
                 raise Unavailable("files of this version are being deleted; try again")
             await check()
             there = await self.get(manifest.model, manifest.version)
             if there is not None:
                 if there.digest == manifest.digest and not there.is_going:
                     return
-                raise version_taken(manifest)
+                raise make_version_taken_error(manifest)
             value = guard.value if guard is not None else b"{}"
             try:
                 await self._store.commit(
@@ -106,7 +106,7 @@ class ModelRecords:
 
     async def remove(self, model: str, version: str) -> VersionRecord:
         """Delete a version; raise Conflict if it has an alias or a block uses it."""
-        key = _version_key(model, version)
+        key = _make_version_key(model, version)
         found = await self._store.get(key)
         if found is None:
             raise UnknownModel(f"the registry has no '{model}:{version}'")
@@ -127,13 +127,13 @@ class ModelRecords:
             raise InvalidRequest(
                 f"'{alias[:200]}' is not a valid alias: it must be a name, not a number, and not '{LATEST}'"
             )
-        key = _alias_key(model, alias)
+        key = _make_alias_key(model, alias)
         if not version:
             if await self._store.get(key) is None:
                 raise UnknownModel(f"model '{model}' has no alias '{alias}'")
             await self._store.delete(key)
             return
-        found = await self._store.get(_version_key(model, version))
+        found = await self._store.get(_make_version_key(model, version))
         if found is None or VersionRecord.model_validate_json(found.value).is_going:
             raise UnknownModel(f"the registry has no '{model}:{version}'")
         await self._store.commit(
@@ -142,12 +142,12 @@ class ModelRecords:
 
     # --- collecting
 
-    async def guard(self) -> tuple[int, frozenset[str]]:
+    async def read_guard(self) -> tuple[int, frozenset[str]]:
         """Return the GUARD record's revision and the files being deleted. Call this before reading versions."""
         found = await self._store.get(GUARD)
-        return (found.revision if found is not None else 0), _doomed_files(found)
+        return (found.revision if found is not None else 0), _read_doomed_files(found)
 
-    async def digests(self) -> set[str]:
+    async def read_digests(self) -> set[str]:
         """Return the digests of the manifests of all versions."""
         return {each.record.digest for each in _read_versions((await self._store.list(PREFIX)).records)}
 
@@ -158,7 +158,7 @@ class ModelRecords:
     async def clear_doomed(self, digests: Collection[str]) -> None:
         for _ in range(ATTEMPTS):
             found = await self._store.get(GUARD)
-            if found is None or _doomed_files(found) != frozenset(digests):
+            if found is None or _read_doomed_files(found) != frozenset(digests):
                 return
             try:
                 await self._store.put(GUARD, b"{}", expected=found.revision)
@@ -189,7 +189,7 @@ class ModelRecords:
         return found
 
 
-def version_taken(manifest: Manifest) -> Conflict:
+def make_version_taken_error(manifest: Manifest) -> Conflict:
     return Conflict(
         f"'{manifest.model}:{manifest.version}' is in the registry with other files, and a version cannot be changed: "
         "use another version number",
@@ -226,7 +226,7 @@ def _encode_with_deletion(record: VersionRecord, is_going: bool) -> bytes:
     return record.model_copy(update={"is_going": is_going}).model_dump_json().encode()
 
 
-def _doomed_files(guard: Record | None) -> frozenset[str]:
+def _read_doomed_files(guard: Record | None) -> frozenset[str]:
     return frozenset(json.loads(guard.value).get("doomed", ()) if guard is not None else ())
 
 
@@ -234,11 +234,11 @@ def _make_compare(key: str, found: Record | None) -> Compare:
     return Compare(key, found.revision if found is not None else 0)
 
 
-def _version_key(model: str, version: str) -> str:
+def _make_version_key(model: str, version: str) -> str:
     if not NAME.fullmatch(model) or not VERSION.fullmatch(version):
         raise UnknownModel(f"the registry has no '{model[:128]}:{version[:32]}'")
     return f"{PREFIX}{model}/versions/{version}"
 
 
-def _alias_key(model: str, alias: str) -> str:
+def _make_alias_key(model: str, alias: str) -> str:
     return f"{PREFIX}{model}/aliases/{alias}"

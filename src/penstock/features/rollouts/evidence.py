@@ -72,7 +72,7 @@ class Sample:
     def ran(self) -> int:
         return sum(self.latencies.values())
 
-    def slower_than(self, bucket: int) -> int:
+    def count_slower_than(self, bucket: int) -> int:
         return sum(count for each, count in self.latencies.items() if each > bucket)
 
 
@@ -131,13 +131,13 @@ class Evidence:
         while now - self._slices[0].at > SPANS_S[-1]:
             self._slices.popleft()
         for each in counts:
-            for sample in self._samples_of_block(each):
+            for sample in self._find_samples(each):
                 sample.add(each)
             if not each.is_control:
                 waiting[each.block_id] = each.waiting
                 self._outcomes[gateway] += each.outcomes if each.block_id == self._new_id else 0
 
-    def _samples_of_block(self, counts: AnswerCounts) -> tuple[Sample, ...]:
+    def _find_samples(self, counts: AnswerCounts) -> tuple[Sample, ...]:
         step, last = self._step, self._slices[-1]
         if counts.block_id == self._old_id:
             return (step.old, last.old) if counts.is_control else (self.old,)
@@ -160,24 +160,24 @@ class Evidence:
         self._waiting.pop(gateway, None)
         self._outcomes.pop(gateway, None)
 
-    def fault(self, tolerance: Tolerance, now: float, sure: float = SURE) -> str:
+    def find_fault(self, tolerance: Tolerance, now: float, sure: float = SURE) -> str:
         """Return in what the new block is certainly worse, or an empty string; `sure` is the threshold of certainty."""
-        if found := self.error_fault(tolerance, now, sure):
+        if found := self.find_error_fault(tolerance, now, sure):
             return found
         if not tolerance.slowdown:
             return ""
         may_use_earlier = sure < SURE or now - self._step.at >= EARLIER_S
-        for span in self._recent_spans(now):
+        for span in self._list_recent_spans(now):
             if found := self._find_latency_fault(span, tolerance.slowdown, sure, may_use_earlier):
                 return found
         return self._find_overdue_fault(sure)
 
-    def error_fault(self, tolerance: Tolerance, now: float, sure: float = SURE) -> str:
-        """Like `fault`, but consider only the error rate."""
-        found = (self._find_error_fault(span, tolerance, sure) for span in self._recent_spans(now))
+    def find_error_fault(self, tolerance: Tolerance, now: float, sure: float = SURE) -> str:
+        """Like `find_fault`, but consider only the error rate."""
+        found = (self._find_error_fault(span, tolerance, sure) for span in self._list_recent_spans(now))
         return next(filter(None, found), "")
 
-    def _recent_spans(self, now: float) -> list[_Slice]:
+    def _list_recent_spans(self, now: float) -> list[_Slice]:
         return [*[self._sum_since(now - span_s) for span_s in SPANS_S], self._step]
 
     def _sum_since(self, since: float) -> _Slice:
@@ -200,7 +200,7 @@ class Evidence:
             (new.errors, old.errors, tolerance.error_rate),
             (new.refused, old.refused, refusals),
         ):
-            usual = min(0.5, upper_share(before, old.outcomes)) + margin
+            usual = min(0.5, compute_upper_share(before, old.outcomes)) + margin
             if is_beyond_chance(bad, count, usual, sure):
                 return (
                     f"{bad} of {count} requests to the new block failed ({bad / count:.0%}), "
@@ -218,10 +218,10 @@ class Evidence:
         for share, margin in margins:
             usual_s = compute_quantile_s(old.latencies, share) or 0.0
             slow = find_bucket(slowdown * usual_s + SLACK_S)
-            bad, before = new.slower_than(slow), old.slower_than(slow)
+            bad, before = new.count_slower_than(slow), old.count_slower_than(slow)
             # The quantile itself is slower only if more answers are slow than lie above the quantile.
             if bad / new.ran > 1 - share and is_beyond_chance(
-                bad, new.ran, upper_share(before, old.ran) + margin, sure
+                bad, new.ran, compute_upper_share(before, old.ran) + margin, sure
             ):
                 found_s = compute_quantile_s(new.latencies, share) or 0.0
                 return (
@@ -252,7 +252,7 @@ def _format_ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
-def upper_share(bad: int, count: int) -> float:
+def compute_upper_share(bad: int, count: int) -> float:
     """Return the upper bound of the share of bad outcomes (Wilson score interval); 1 if `count` is 0."""
     if not count:
         return 1.0

@@ -41,7 +41,7 @@ class BlockWatch:
         """Stop counting a request that ended or went to another block; return whether the request was a control."""
         return self._inside.pop(id(request), (0.0, False))[1]
 
-    def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
+    def count_answer(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
         timing = response.timing
         has_run = bool(timing.compute_ns or timing.finish_ns)  # otherwise the answer came from a cache
         for counts in self._counts_for(request):
@@ -50,12 +50,12 @@ class BlockWatch:
                 bucket = find_bucket(seconds)
                 counts.latencies[bucket] = counts.latencies.get(bucket, 0) + 1
 
-    def failed(self, request: InferRequest, error: PenstockError) -> None:
+    def count_error(self, request: InferRequest, error: PenstockError) -> None:
         for counts in self._counts_for(request):
             if not isinstance(error, Cancelled | RateLimited):  # the block did not cause these errors
                 counts.errors[error.code] = counts.errors.get(error.code, 0) + 1
 
-    def take(self, at: float) -> list[AnswerCounts]:
+    def take_counts(self, at: float) -> list[AnswerCounts]:
         """Return the counts since the last call, and the ages of the running requests."""
         taken = [self._counts] if self.other is None else [self._counts, self._controls]
         self._counts, self._controls = AnswerCounts(self._block_id), AnswerCounts(self._block_id, is_control=True)
@@ -93,10 +93,10 @@ class BlockWatches:
             watch.other = self._watches.get(others.get(block_id, ""))
         return is_change
 
-    def of(self, block_id: str) -> BlockWatch | None:
+    def get_watch(self, block_id: str) -> BlockWatch | None:
         return self._watches.get(block_id)
 
-    def take(self) -> list[AnswerCounts]:
+    def take_counts(self) -> list[AnswerCounts]:
         """Return the counts of all blocks since the last call."""
         at = now()
-        return [counts for watch in self._watches.values() for counts in watch.take(at)]
+        return [counts for watch in self._watches.values() for counts in watch.take_counts(at)]

@@ -106,7 +106,7 @@ class Rollout:
         if self.record.is_over:
             return self._release_old(now)
         if isinstance(event, BlockSeen):
-            return self._block_seen(event, now)
+            return self._handle_block_seen(event, now)
         if isinstance(event, GatewayLeft):
             self._evidence.gateway_left(event.gateway)
             return []
@@ -121,22 +121,22 @@ class Rollout:
             counts = [each for each in report.counts if each.block_id == new_id and not each.is_control]
             self.answers += sum(each.outcomes for each in counts)
 
-    def seen(self) -> tuple[Sample, Sample]:
+    def get_outcomes(self) -> tuple[Sample, Sample]:
         """Return the outcomes of the old and the new block since the rollout or this manager's term started."""
         return self._evidence.old, self._evidence.new
 
     @property
-    def missing(self) -> int:
+    def count_missing_answers(self) -> int:
         """Return how many more answers the new block needs before the step may end."""
         return max(0, self.record.plan.min_answers - self._evidence.step_answers)
 
-    def left_s(self, now: float) -> float:
+    def compute_left_s(self, now: float) -> float:
         """Return the seconds before the step may end."""
         return max(0.0, self._step_at + self.record.plan.hold_s - now)
 
-    def route(self, gateways: int = 1) -> NameRoute | None:
+    def make_route(self, gateways: int = 1) -> NameRoute | None:
         """Return the route for each gateway. `gateways` is their number."""
-        return self.record.route(self._allowance or ceil(TRIAL / max(1, gateways)), self._token)
+        return self.record.make_route(self._allowance or ceil(TRIAL / max(1, gateways)), self._token)
 
     # --- requests of operators
 
@@ -172,7 +172,7 @@ class Rollout:
 
     # --- progress
 
-    def _block_seen(self, seen: BlockSeen, now: float) -> list[RolloutAction]:
+    def _handle_block_seen(self, seen: BlockSeen, now: float) -> list[RolloutAction]:
         record = self.record
         is_gone = seen.state in (BlockState.FAILED, BlockState.UNLOADED)
         if seen.block_id == record.old.block_id and seen.state is BlockState.UNLOADED:
@@ -203,13 +203,13 @@ class Rollout:
     def _roll_back_if_worse(self, now: float) -> list[RolloutAction]:
         if self.record.phase is RolloutPhase.WAITING:
             return []
-        fault = self._evidence.fault(self._tolerance, now)
+        fault = self._evidence.find_fault(self._tolerance, now)
         return self._roll_back(fault) if fault else []
 
     def _advance(self, now: float) -> list[RolloutAction]:
         record = self.record
         is_moving = record.phase in (RolloutPhase.SHADOWING, RolloutPhase.RUNNING) and not record.is_paused
-        if not is_moving or self.left_s(now) or self.missing or self._may_fail(now):
+        if not is_moving or self.compute_left_s(now) or self.count_missing_answers or self._may_fail(now):
             return []
         if record.phase is RolloutPhase.SHADOWING:
             return self._go_to_step(0, now) if record.plan.steps else []
@@ -222,7 +222,7 @@ class Rollout:
 
     def _may_fail(self, now: float) -> bool:
         """Return whether the new block's error rate is in doubt, so that its share must not grow."""
-        return bool(self._evidence.error_fault(self._tolerance, now, DOUBT))
+        return bool(self._evidence.find_error_fault(self._tolerance, now, DOUBT))
 
     def _go_to_step(self, step: int, now: float) -> list[RolloutAction]:
         share = self.record.plan.steps[step]
@@ -241,7 +241,7 @@ class Rollout:
         seen, gateways = self._evidence.new.outcomes, self._evidence.gateways
         if self.record.phase is not RolloutPhase.RUNNING or seen < MIN_LATENCIES:
             return []
-        was_doubted, self._is_doubted = self._is_doubted, bool(self._evidence.fault(self._tolerance, now, DOUBT))
+        was_doubted, self._is_doubted = self._is_doubted, bool(self._evidence.find_fault(self._tolerance, now, DOUBT))
         if self._is_doubted:
             allowance = self._evidence.most_outcomes + ceil(DOUBTED / gateways)
         elif seen < 1.25 * self._proved and not was_doubted:

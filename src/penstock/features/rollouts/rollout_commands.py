@@ -94,8 +94,9 @@ def start_rollout(
         "is_compared": compare,
         "keep_s": keep,
     }
-    started = _displayed_fields(client.ask("StartRollout", START_S, plan=json.dumps(plan))["rollout"])
-    text = f"started the rollout of '{name}' from {_block_name(started['old'])} to {_block_name(started['new'])}"
+    started = _select_displayed_fields(client.ask("StartRollout", START_S, plan=json.dumps(plan))["rollout"])
+    old_name, new_name = _format_block_name(started["old"]), _format_block_name(started["new"])
+    text = f"started the rollout of '{name}' from {old_name} to {new_name}"
     print_done(as_json, f"{text}; `penstock rollout status {name}` shows its progress", **started)
 
 
@@ -114,9 +115,9 @@ def rollout_status(
 
     Shows the error rates and latencies of both blocks, and the reason for the last change.
     """
-    found = [_displayed_fields(rollout) for rollout in client.ask("ListRollouts", name=name)["rollouts"]]
+    found = [_select_displayed_fields(rollout) for rollout in client.ask("ListRollouts", name=name)["rollouts"]]
     titles = ("name", "phase", "new", "share", "step", "answers", "errors", "p50 ms", "p95 ms", "old", "waits for")
-    print_list(as_json, found, titles, _table_row, "there are no rollouts")
+    print_list(as_json, found, titles, _make_table_row, "there are no rollouts")
     for rollout in found:
         if rollout["reason"] and not as_json:
             print(escape_controls(f"{rollout['name']}: {rollout['reason']}"))
@@ -144,7 +145,7 @@ def undo_rollout(client: "ClusterClient", name: Name, as_json: AsJson = False) -
     """Return all traffic to the old block."""
     changed = _call_method(client, "UndoRollout", name)
     answering = changed["old"] if changed["phase"] == "undone" else changed["new"]
-    print_done(as_json, f"{_block_name(answering)} answers all requests for '{name}' again", **changed)
+    print_done(as_json, f"{_format_block_name(answering)} answers all requests for '{name}' again", **changed)
 
 
 @changes_cluster
@@ -158,10 +159,10 @@ def forget_rollout(client: "ClusterClient", name: Name, as_json: AsJson = False)
 
 
 def _call_method(client: "ClusterClient", method: str, name: str) -> dict[str, Any]:
-    return _displayed_fields(client.ask(method, START_S, name=name)["rollout"])
+    return _select_displayed_fields(client.ask(method, START_S, name=name)["rollout"])
 
 
-def _displayed_fields(rollout: dict[str, Any]) -> dict[str, Any]:
+def _select_displayed_fields(rollout: dict[str, Any]) -> dict[str, Any]:
     return rollout | {"plan": json.loads(rollout["plan"] or "{}")}
 
 
@@ -172,25 +173,25 @@ def _parse_steps(text: str) -> list[float]:
         raise InvalidRequest(f"invalid --steps {text}: use percentages such as 5,25,50,100, or none") from None
 
 
-def _block_name(block: dict[str, Any]) -> str:
+def _format_block_name(block: dict[str, Any]) -> str:
     return f"{block['model']}:{block['version']}"
 
 
-def _table_row(rollout: dict[str, Any]) -> tuple[object, ...]:
+def _make_table_row(rollout: dict[str, Any]) -> tuple[object, ...]:
     new, old = rollout["new"], rollout["old"]
     waits = [f"{rollout['missing_answers']} answers"] if rollout["missing_answers"] else []
     waits += [f"{rollout['left_s']:.0f} s"] if rollout["left_s"] else []
     return (
         rollout["name"],
         f"{rollout['phase']}, paused" if rollout["is_paused"] else rollout["phase"],
-        _block_name(new),
+        _format_block_name(new),
         f"{rollout['weight']:g}%",
         f"{rollout['step']} of {rollout['steps']}" if rollout["step"] else "",
         rollout["answers"],
         f"{_format_percentage(new)} ({_format_percentage(old)})",
         f"{_format_ms(new['p50_s'])} ({_format_ms(old['p50_s'])})",
         f"{_format_ms(new['p95_s'])} ({_format_ms(old['p95_s'])})",
-        _block_name(old),
+        _format_block_name(old),
         ", ".join(waits),
     )
 

@@ -64,7 +64,7 @@ class RolledBlock(StoredValue):
     version: str
 
     @classmethod
-    def of(cls, block: DesiredBlock) -> "RolledBlock":
+    def from_desired_block(cls, block: DesiredBlock) -> "RolledBlock":
         return cls(block_id=block.block_id, model=block.record.model, version=block.record.version)
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class RolloutRecord(StoredValue):
             return {self.new.block_id}
         return {self.old.block_id} if self.is_over else {self.old.block_id, self.new.block_id}
 
-    def route(self, allowance: int = 0, token: str = "") -> NameRoute | None:
+    def make_route(self, allowance: int = 0, token: str = "") -> NameRoute | None:
         """Return the route of the name, or None if the name needs none.
 
         `allowance` limits the new block's requests per gateway; gateways count from 0 again when `token` changes.

@@ -25,7 +25,7 @@ class RolloutService(cluster_pb2_grpc.RolloutsServicer):
 
     @needs_scope(Scope.METRICS)
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Context) -> pb.ListRolloutsResponse:
-        return pb.ListRolloutsResponse(rollouts=self.statuses(request.name))
+        return pb.ListRolloutsResponse(rollouts=self.list_statuses(request.name))
 
     @needs_scope(Scope.ADMIN)
     async def PauseRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:
@@ -48,17 +48,19 @@ class RolloutService(cluster_pb2_grpc.RolloutsServicer):
         return pb.RolloutResponse()
 
     def _make_response(self, name: str) -> pb.RolloutResponse:
-        return pb.RolloutResponse(rollout=self.statuses(name)[0])
+        return pb.RolloutResponse(rollout=self.list_statuses(name)[0])
 
-    def statuses(self, name: str = "") -> list[pb.RolloutStatus]:
+    def list_statuses(self, name: str = "") -> list[pb.RolloutStatus]:
         """Return the status of the rollout of a name, or of all rollouts."""
-        found = self._rollouts.all(name)
-        return [with_etag(_to_status(rollout), self._rollouts.revision(rollout.record.plan.name)) for rollout in found]
+        found = self._rollouts.list_rollouts(name)
+        return [
+            with_etag(_to_status(rollout), self._rollouts.get_revision(rollout.record.plan.name)) for rollout in found
+        ]
 
 
 def _to_status(rollout: Rollout) -> pb.RolloutStatus:
     record = rollout.record
-    old, new = rollout.seen()
+    old, new = rollout.get_outcomes()
     return pb.RolloutStatus(
         name=record.plan.name,
         phase=record.phase,
@@ -68,8 +70,8 @@ def _to_status(rollout: Rollout) -> pb.RolloutStatus:
         steps=len(record.plan.steps),
         reason=record.reason,
         answers=rollout.answers,
-        missing_answers=0 if record.is_over else rollout.missing,
-        left_s=0.0 if record.is_over else rollout.left_s(now()),
+        missing_answers=0 if record.is_over else rollout.count_missing_answers,
+        left_s=0.0 if record.is_over else rollout.compute_left_s(now()),
         old=_to_block_status(record.old, old),
         new=_to_block_status(record.new, new),
         began=record.began,

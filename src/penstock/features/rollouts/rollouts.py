@@ -25,7 +25,7 @@ from penstock.features.rollouts.rollout_plan import RolledBlock, RolloutPhase, R
 from penstock.features.rollouts.targets import RolloutTargets
 from penstock.manager.control_plane import ControlPlane
 from penstock.manager.deploying.deployer import Deployer
-from penstock.manager.desired_state import Folded, encode
+from penstock.manager.desired_state import StateChanges, encode
 from penstock.manager.feature import ManagerFeature, TrafficReport
 from penstock.manager.publishing.etags import require_etag
 from penstock.manager.term import EventDraft, Term
@@ -108,7 +108,7 @@ class Rollouts(ManagerFeature):
                 raise InvalidRequest(f"the rollout of '{name}' is {rollout.record.phase}; undo it first")
             await self._remove(name)
 
-    def all(self, name: str = "") -> list[Rollout]:
+    def list_rollouts(self, name: str = "") -> list[Rollout]:
         """Return all rollouts, or the rollout of a name. A manager that does not lead reads the last records."""
         if not self._control.epoch:
             self._read_records()
@@ -126,8 +126,8 @@ class Rollouts(ManagerFeature):
         self._read_records()
         self._publish_routes(term)
 
-    def state_changed(self, folded: Folded) -> None:
-        if folded.has_gateways:
+    def state_changed(self, state_changes: StateChanges) -> None:
+        if state_changes.has_gateways:
             present = {each.gateway_id for each in self._control.desired.gateways.gateways}
             for gateway in self._gateways - present:
                 for name in list(self._rollouts):
@@ -142,7 +142,7 @@ class Rollouts(ManagerFeature):
                 self._metrics.count(name, dict(zip(blocks, ("old", "new"), strict=True)), report.counts)
                 self._handle(name, CountsReported(report.gateway_id, report.counts))
 
-    async def before_load(self, model: str) -> None:
+    async def prepare_load(self, model: str) -> None:
         """Delete the record of a finished rollout of the model's name; raise InvalidRequest if it is under way."""
         for name, rollout in list(self._rollouts.items()):
             record = rollout.record
@@ -175,17 +175,17 @@ class Rollouts(ManagerFeature):
         check_change(old.model, [old.block_id])
         check_change(self._targets.parse(plan.new, name)[0], [] if new is None else [new.block_id])
         if new is not None and new.block_id == old.block_id:
-            raise _already_serves_error(old, name)
+            raise _make_already_serves_error(old, name)
 
         if new is not None:
-            record = RolloutRecord(plan=plan, old=old, new=RolledBlock.of(new), began=time.time())
+            record = RolloutRecord(plan=plan, old=old, new=RolledBlock.from_desired_block(new), began=time.time())
             await self._control.commit([_write(record)])
         else:
             model, version = self._targets.parse(plan.new, name)
             choice = await self._deployer.choose(model, version)
-            latest = choice._replace(versions=choice.versions[-1:], spares=(), is_beside=True)
+            latest = choice._replace(versions=choice.versions[-1:], fallback_versions=(), is_added_to_others=True)
             if (model, *latest.versions) == (old.model, old.version):
-                raise _already_serves_error(old, name)
+                raise _make_already_serves_error(old, name)
 
             def record_of(block_id: str) -> RolloutRecord:
                 rolled = RolledBlock(block_id=block_id, model=model, version=latest.versions[0])
@@ -209,7 +209,7 @@ class Rollouts(ManagerFeature):
             block = self._targets.find_deployed(plan.old, plan.name)
             if block is None:
                 raise UnknownModel(f"'{plan.old}' is not deployed; choose a deployed block as the old one (--from)")
-            return RolledBlock.of(block)
+            return RolledBlock.from_desired_block(block)
         if known is not None:
             return known.record.new if known.record.phase is RolloutPhase.DONE else known.record.old
         block = self._targets.find_newest(plan.name)
@@ -217,11 +217,11 @@ class Rollouts(ManagerFeature):
             raise UnknownModel(
                 f"no deployed model is named '{plan.name}'; deploy the model first, or name the old block (--from)"
             )
-        return RolledBlock.of(block)
+        return RolledBlock.from_desired_block(block)
 
     # --- events and actions
 
-    def revision(self, name: str) -> int:
+    def get_revision(self, name: str) -> int:
         """Return the revision of the record's last write."""
         return self._control.desired.revisions.get(ROLLOUTS + name, 0)
 
@@ -263,11 +263,11 @@ class Rollouts(ManagerFeature):
 
     def _record_event(self, kind: str, name: str, text: str) -> None:
         self._drafts.append(EventDraft(kind, name, text))
-        self._metrics.changed(name, kind.removeprefix("rollout_"), self._rollouts[name].record.weight)
+        self._metrics.record_change(name, kind.removeprefix("rollout_"), self._rollouts[name].record.weight)
 
     def _publish_routes(self, term: Term) -> None:
         gateways = len(self._control.desired.gateways.gateways)
-        routes = [rollout.route(gateways) for rollout in self._rollouts.values()]
+        routes = [rollout.make_route(gateways) for rollout in self._rollouts.values()]
         term.set_routes([route for route in routes if route is not None])
 
     async def _run_once(self) -> None:
@@ -285,7 +285,7 @@ class Rollouts(ManagerFeature):
         for name, rollout in list(self._rollouts.items()):
             for block_id in (rollout.record.new.block_id, rollout.record.old.block_id):
                 if not rollout.record.is_over:
-                    self._handle(name, BlockSeen(block_id, *self._targets.state(block_id)))
+                    self._handle(name, BlockSeen(block_id, *self._targets.find_state(block_id)))
             self._handle(name, RolloutSignal.TICK)
         await self._control.notify()
         await self._write()
@@ -351,7 +351,7 @@ class Rollouts(ManagerFeature):
         return any(block_id in rollout.record.needed() for rollout in self._rollouts.values())
 
 
-def _already_serves_error(block: RolledBlock, name: str) -> InvalidRequest:
+def _make_already_serves_error(block: RolledBlock, name: str) -> InvalidRequest:
     return InvalidRequest(f"block {block} already serves '{name}': choose another block for the rollout")
 
 

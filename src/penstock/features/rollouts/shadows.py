@@ -145,7 +145,7 @@ class Shadows:
             return
         seconds = now() - begun
         if plan.watch is not None:
-            plan.watch.answered(copy, response, seconds)
+            plan.watch.count_answer(copy, response, seconds)
         self._count_outcome(block, "ok")
         self._metrics.shadow_seconds.labels(block.model, block.version).observe(seconds)
         if given is not None:
@@ -153,7 +153,7 @@ class Shadows:
 
     def _copy_failed(self, plan: ShadowPlan, copy: InferRequest, error: PenstockError) -> None:
         if plan.watch is not None:
-            plan.watch.failed(copy, error)
+            plan.watch.count_error(copy, error)
         self._count_outcome(plan.block, "failed")
 
     def _count_outcome(self, block: BlockDescription, outcome: str) -> None:

@@ -24,15 +24,17 @@ class RolloutTargets:
         model, version = self.parse(reference, name)
         if not version:
             return self.find_newest(model)
-        block = self._control.desired.blocks.get(reference) or self._control.desired.block(model, version)
+        block = self._control.desired.blocks.get(reference) or self._control.desired.find_block(model, version)
         return block if block is not None and block.record.role is BlockRole.CHOSEN else None
 
     def find_newest(self, model: str) -> DesiredBlock | None:
         """Return the newest serving block of the model, or the newest deployed block if none serves."""
-        chosen = [each for each in self._control.desired.of_model(model) if each.record.role is BlockRole.CHOSEN]
-        serving = [each for each in chosen if self.state(each.block_id)[0] in SERVABLE]
+        chosen = [
+            each for each in self._control.desired.list_model_blocks(model) if each.record.role is BlockRole.CHOSEN
+        ]
+        serving = [each for each in chosen if self.find_state(each.block_id)[0] in SERVABLE]
         return max(serving or chosen, key=lambda each: int(each.record.version), default=None)
 
-    def state(self, block_id: str) -> tuple[BlockState, str]:
+    def find_state(self, block_id: str) -> tuple[BlockState, str]:
         block = self._control.term.blocks.get(block_id)
-        return (BlockState.UNLOADED, "the block is no longer deployed") if block is None else block.state()
+        return (BlockState.UNLOADED, "the block is no longer deployed") if block is None else block.compute_state()

@@ -9,7 +9,7 @@ from penstock.features.sessions.session import (
     SessionRecord,
     Ticket,
     WaitingLimit,
-    record_fields,
+    get_record_fields,
 )
 from penstock.features.sessions.session_answers import RememberedAnswers
 from penstock.features.sessions.session_errors import LOST
@@ -32,29 +32,31 @@ class SessionLifecycle:
 
     def open(self, block: BlockSessions, ticket: Ticket) -> Session:
         """Create the ticket's session, or raise SessionError or Overloaded without a change."""
-        asked, window = ticket.asked, ticket.settings.window
+        asked, window = ticket.parameters, ticket.settings.window
         if asked.seq_no is not None and not asked.is_start and asked.seq_no > 1 + window:
-            raise session_errors.seq_no_too_far_ahead(f"session '{asked.session_id}'", asked.seq_no, 1, window)
+            raise session_errors.make_seq_no_too_far_ahead_error(
+                f"session '{asked.session_id}'", asked.seq_no, 1, window
+            )
         self.make_room(block)
         return self._create_session(block, ticket)
 
     def make_room(self, block: BlockSessions) -> None:
         """Remove the longest-idle session if the block has max_sessions; raise Overloaded if none is idle."""
         if len(block.sessions) >= block.settings.max_sessions:
-            oldest = block.oldest_idle()
+            oldest = block.find_oldest_idle()
             if oldest is None:
                 raise Overloaded(
                     f"{len(block.sessions)} sessions of this model are already busy at this gateway, the limit "
                     "(sessions.max_sessions); try again later"
                 )
-            self.forget(oldest)
+            self.remove(oldest)
 
-    def begin(self, session: Session, ticket: Ticket) -> list[Action]:
+    def restart_or_repeat(self, session: Session, ticket: Ticket) -> list[Action]:
         """Handle a request to start an existing session: a start that came after later steps, a repeat, or a restart.
 
         A restart replaces the session in `block.sessions` with a new session, which has a new life.
         """
-        seq_no = ticket.asked.seq_no
+        seq_no = ticket.parameters.seq_no
         if seq_no is not None and session.is_numbered:
             if not session.has_first:
                 return self._set_first(session, ticket, seq_no)
@@ -68,34 +70,36 @@ class SessionLifecycle:
             new.running.session = new
         return actions
 
-    def rest(self, session: Session, now: float) -> None:
+    def mark_idle(self, session: Session, now: float) -> None:
         """Mark a session as idle, unless the session is busy. Remove a session of which no step ever finished."""
         if session.running is not None or session.waiting or not session.is_in_table:
             return
         if not session.position and session.first == 1 and not session.epoch:
-            self.forget(session)
+            self.remove(session)
         else:
-            session.block.rest(session, now)
+            session.block.mark_idle(session, now)
 
-    def forget(self, session: Session) -> None:
-        session.block.forget(session)
+    def remove(self, session: Session) -> None:
+        session.block.remove(session)
         session.is_in_table = False
         self.forget_answers(session)
 
-    def record(self, session: Session) -> SessionRecord:
+    def make_record(self, session: Session) -> SessionRecord:
         oldest = max(session.first, session.next - session.settings.answers)
-        return SessionRecord(**record_fields(session), answers=self._answers.of(session.life, oldest, session.next))
+        return SessionRecord(
+            **get_record_fields(session), answers=self._answers.list_answers(session.life, oldest, session.next)
+        )
 
     def insert(self, block: BlockSessions, session_id: str, record: SessionRecord, epoch: int) -> Session:
         settings = block.settings
         session = Session(
             session_id, block, settings, record.life, record.is_numbered, self._make_waiting_limit(settings.window)
         )
-        for name, value in record_fields(record).items():
+        for name, value in get_record_fields(record).items():
             setattr(session, name, value)
         session.epoch, session.unconfirmed = epoch, record.unconfirmed
         for seq_no, kept in record.answers.items():
-            self._answers.keep(record.life, seq_no, kept.outcome, kept.position, settings.answers)
+            self._answers.remember(record.life, seq_no, kept.outcome, kept.position, settings.answers)
         block.sessions[session_id] = session
         return session
 
@@ -104,7 +108,7 @@ class SessionLifecycle:
         self._answers.forget(session.life, oldest, session.next)
 
     def _create_session(self, block: BlockSessions, ticket: Ticket) -> Session:
-        asked = ticket.asked
+        asked = ticket.parameters
         self._last_life += 1
         room = self._make_waiting_limit(ticket.settings.window)
         session = Session(asked.session_id, block, ticket.settings, self._last_life, asked.seq_no is not None, room)

@@ -27,7 +27,7 @@ from penstock.features.sessions.peers import Forwarding, PeerLink, PeerLinks
 from penstock.features.sessions.session import SessionRecord
 from penstock.features.sessions.session_codec import decode_state, encode_answer, encode_state
 from penstock.features.sessions.session_runs import Run, SessionRuns
-from penstock.features.sessions.stored_sessions import StoredSessions, record_of
+from penstock.features.sessions.stored_sessions import StoredSessions, decode_record
 from penstock.pb.v1 import job_pb2 as pb
 
 log = structlog.get_logger()
@@ -85,8 +85,8 @@ class OrderedSessions:
         change, self._change = self._change, asyncio.Event()
         change.set()
 
-    def statistics(self) -> dict[str, int]:
-        return {**self._runs.statistics(), "forwarded": self._forwarded}
+    def count_sessions(self) -> dict[str, int]:
+        return {**self._runs.count_sessions(), "forwarded": self._forwarded}
 
     # --- requests of clients
 
@@ -94,7 +94,7 @@ class OrderedSessions:
         self, block: BlockDescription, request: InferRequest, deadline: float, run: Run
     ) -> Awaitable[InferResponse]:
         if not self._is_owner:
-            raise session_errors.not_an_owner()
+            raise session_errors.make_not_an_owner_error()
         if self._is_alone:
             return self._runs.run(block, request, deadline, run)
         return self._run(block, request, deadline, run)
@@ -107,7 +107,7 @@ class OrderedSessions:
             try:
                 if owner == self._gateway_id:
                     return await self._run_here(block, request, deadline, run)
-                return await self._connect_to(owner).forward(request, self._make_forwarding(deadline))
+                return await self._connect_to(owner).forward_request(request, self._make_forwarding(deadline))
             except (SessionMoved, Draining, GatewayLost) as error:
                 if request.answers is not None and request.answers.has_begun:
                     raise
@@ -129,18 +129,18 @@ class OrderedSessions:
         Raise SessionMoved if the other gateway's membership is older than this gateway's.
         """
         if membership < self._owners.revision:
-            raise session_errors.moved(session_id)
+            raise session_errors.make_session_moved_error(session_id)
         self._newest_seen = max(self._newest_seen, membership)
         try:
             async with asyncio.timeout(TRANSFER_S):
                 record = await self._runs.transfer_out(block_id, session_id)
         except TimeoutError as error:
-            raise session_errors.moved(session_id) from error
+            raise session_errors.make_session_moved_error(session_id) from error
         return None if record is None or self._stored is not None else _encode(record)
 
     def transfer_in(self, block: BlockDescription, session_id: str, state: pb.SessionState) -> None:
         if self._runs.find(block.block_id, session_id) is not None:
-            raise session_errors.moved(session_id)
+            raise session_errors.make_session_moved_error(session_id)
         self._runs.transfer_in(block, session_id, decode_state(state, state.answers))
 
     # --- shutdown
@@ -157,7 +157,7 @@ class OrderedSessions:
             return
         self._is_leaving = True
         turns = asyncio.Semaphore(MOVED_AT_ONCE)
-        known = self._runs.session_keys()
+        known = self._runs.list_session_keys()
         given = await asyncio.gather(*(self._move_session(next_owners, *session, turns, deadline) for session in known))
         if known:
             log.info("sessions_moved", sessions=sum(given), lost=len(known) - sum(given))
@@ -169,8 +169,8 @@ class OrderedSessions:
             async with asyncio.timeout(deadline - now()), turns:
                 record = await self._runs.transfer_out(block_id, session_id)
                 if record is not None and self._stored is None:
-                    successor = self._links.link(next_owners.find_owner(session_id))
-                    await successor.give(block_id, session_id, _encode(record), self._make_forwarding(deadline))
+                    successor = self._links.get_link(next_owners.find_owner(session_id))
+                    await successor.give_session(block_id, session_id, _encode(record), self._make_forwarding(deadline))
         except (PenstockError, TimeoutError) as error:
             log.debug("session_not_moved", session=session_id, error=str(error))
             return False
@@ -192,11 +192,11 @@ class OrderedSessions:
         return self._owners.find_owner(session_id) in ("", self._gateway_id)
 
     def _find_owner(self, request: InferRequest) -> str:
-        return self._owners.find_owner(_session_id(request)) or self._gateway_id
+        return self._owners.find_owner(_get_session_id(request)) or self._gateway_id
 
     def _check_owner(self, request: InferRequest) -> None:
-        if not self._is_own(_session_id(request)):
-            raise session_errors.moved(_session_id(request))
+        if not self._is_own(_get_session_id(request)):
+            raise session_errors.make_session_moved_error(_get_session_id(request))
 
     async def _await_membership(self, membership: int, deadline: float) -> None:
         """Wait until this gateway has the revision `membership`; raise SessionMoved if this gateway has a newer one."""
@@ -218,7 +218,7 @@ class OrderedSessions:
     ) -> None:
         """Wait until the request may be sent again; raise the error if the request must not be sent again."""
         if owner == self._gateway_id and (isinstance(error, Draining) or self._is_leaving):
-            raise session_errors.draining() from None
+            raise session_errors.make_draining_error() from None
         step = request.controls.session
         if isinstance(error, GatewayLost) and step is not None and step.seq_no is None:
             raise error  # the request may have run, and without seq_no a repeat would count as a new request
@@ -232,7 +232,7 @@ class OrderedSessions:
 
     def _connect_to(self, owner: str) -> PeerLink:
         self._forwarded += 1
-        return self._links.link(owner)
+        return self._links.get_link(owner)
 
     def _make_forwarding(self, deadline: float) -> Forwarding:
         return Forwarding(self._owners.revision, deadline)
@@ -248,11 +248,11 @@ class OrderedSessions:
     async def _load_session(self, block: BlockDescription, request: InferRequest, deadline: float) -> int:
         """Load the session from the store or its old owner, if needed; return its epoch (0 without a store)."""
         if self._is_leaving:
-            raise session_errors.draining()
+            raise session_errors.make_draining_error()
         if self._newest_seen > self._owners.revision:
             await self._await_membership(self._newest_seen, deadline)
             self._check_owner(request)
-        session_id = _session_id(request)
+        session_id = _get_session_id(request)
         known = self._runs.find(block.block_id, session_id)
         if known is not None:
             return known.epoch
@@ -293,7 +293,7 @@ class OrderedSessions:
         until = 0.0 if step.seq_no is None else min(deadline, now() + BEGIN_S)
         while is_later and self._runs.find(block.block_id, step.session_id) is None:
             if now() >= until:
-                raise session_errors.lost_with_gateway(step.session_id)
+                raise session_errors.make_lost_with_gateway_error(step.session_id)
             await asyncio.sleep(RETRY_S)
 
     async def _fetch_session(self, block: BlockDescription, session_id: str, deadline: float) -> int:
@@ -318,7 +318,7 @@ class OrderedSessions:
     ) -> int:
         settings = block.settings
         is_replaced = False
-        for old in self._runs.replaced_blocks(block):
+        for old in self._runs.list_replaced_blocks(block):
             is_replaced = await stored.move(old, block.block_id, session_id) or is_replaced
         taken = await stored.take(block.block_id, settings.sessions, session_id)
         if taken.holder:
@@ -329,8 +329,8 @@ class OrderedSessions:
                     log.info("session_of_lost_gateway", session=session_id, gateway=taken.holder)
             taken = await stored.take(block.block_id, settings.sessions, session_id, taken.epoch)
             if taken.holder:
-                raise session_errors.moved(session_id)
-        record = record_of(taken)
+                raise session_errors.make_session_moved_error(session_id)
+        record = decode_record(taken)
         if record is not None:
             if settings.is_idempotent:
                 record = replace(record, unconfirmed=0)
@@ -343,9 +343,11 @@ class OrderedSessions:
         self, gateway_id: str, block_id: str, session_id: str, deadline: float
     ) -> pb.SessionState | None:
         try:
-            return await self._links.link(gateway_id).fetch(block_id, session_id, self._make_forwarding(deadline))
+            return await self._links.get_link(gateway_id).fetch_session(
+                block_id, session_id, self._make_forwarding(deadline)
+            )
         except DeadlineExceeded as error:
-            raise session_errors.moved(session_id) from error
+            raise session_errors.make_session_moved_error(session_id) from error
 
 
 def _encode(record: SessionRecord) -> pb.SessionState:
@@ -360,7 +362,7 @@ def _copy_controls(controls: Controls) -> Controls:
     return replace(controls, session=copy(controls.session))
 
 
-def _session_id(request: InferRequest) -> str:
+def _get_session_id(request: InferRequest) -> str:
     step = request.controls.session
     assert step is not None, "the request has no session"
     return step.session_id

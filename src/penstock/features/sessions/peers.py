@@ -70,14 +70,14 @@ class PeerLinks:
         late_s = at - self._next_beat if self._next_beat else 0.0
         self._next_beat = at + self._settings.beat_s
         for link in self._links.values():
-            link.beat(self._settings.silence_s, late_s)
+            link.send_heartbeat(self._settings.silence_s, late_s)
 
     def close(self) -> None:
         for link in self._links.values():
             link.close("was disconnected because this gateway is shutting down")
         self._links.clear()
 
-    def link(self, gateway_id: str) -> "PeerLink":
+    def get_link(self, gateway_id: str) -> "PeerLink":
         """Return the connection to a gateway, or raise GatewayLost if the gateway is not in the cluster."""
         link = self._links.get(gateway_id)
         if link is None:
@@ -103,12 +103,12 @@ class PeerLink:
         self._socket.connect(endpoint, self._on_broken, keys)
         self._send_hello()
 
-    async def forward(self, request: InferRequest, where: Forwarding) -> InferResponse:
+    async def forward_request(self, request: InferRequest, forwarding: Forwarding) -> InferResponse:
         """Forward a request; return its last answer. Earlier answers go to `request.answers`.
 
         Raise the other gateway's error, Overloaded, or GatewayLost if the connection is lost.
         """
-        job_id = await self._await_credit(where)
+        job_id = await self._await_credit(forwarding)
         ahead = 0
         if request.answers is not None:
             ahead = MAX_ANSWERS_AHEAD
@@ -116,30 +116,32 @@ class PeerLink:
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         self._jobs[job_id] = _Forwarded(request, future)
         try:
-            self._send_job(job_id, request, where, ahead)
-            return await self._await_outcome(job_id, future, where.deadline + LATE_S)
+            self._send_job(job_id, request, forwarding, ahead)
+            return await self._await_outcome(job_id, future, forwarding.deadline + LATE_S)
         finally:
             del self._jobs[job_id]
             del future  # breaks a reference cycle, because its error refers to this frame, and so to the request
 
-    async def fetch(self, block_id: str, session_id: str, where: Forwarding) -> pb.SessionState | None:
+    async def fetch_session(self, block_id: str, session_id: str, forwarding: Forwarding) -> pb.SessionState | None:
         """Take a session from the other gateway; return its state, or None if the other gateway did not have it."""
-        fetch = pb.SessionFetch(block_id=block_id, session_id=session_id, membership=where.membership)
-        return await self._call_session(pb.Header(session_fetch=fetch), where)
+        fetch = pb.SessionFetch(block_id=block_id, session_id=session_id, membership=forwarding.membership)
+        return await self._call_session(pb.Header(session_fetch=fetch), forwarding)
 
-    async def give(self, block_id: str, session_id: str, state: pb.SessionState, where: Forwarding) -> None:
+    async def give_session(
+        self, block_id: str, session_id: str, state: pb.SessionState, forwarding: Forwarding
+    ) -> None:
         """Move a session to the other gateway; raise its error if the other gateway refuses the session."""
         given = pb.SessionGiven(block_id=block_id, session_id=session_id, state=state)
-        await self._call_session(pb.Header(session_given=given), where)
+        await self._call_session(pb.Header(session_given=given), forwarding)
 
-    async def _call_session(self, header: pb.Header, where: Forwarding) -> pb.SessionState | None:
-        query_id = await self._await_credit(where)
+    async def _call_session(self, header: pb.Header, forwarding: Forwarding) -> pb.SessionState | None:
+        query_id = await self._await_credit(forwarding)
         (header.session_fetch if header.HasField("session_fetch") else header.session_given).query_id = query_id
         future: asyncio.Future[pb.SessionState | None] = asyncio.get_running_loop().create_future()
         self._queries[query_id] = future
         try:
             self._send(header)
-            return await self._await_outcome(query_id, future, where.deadline)
+            return await self._await_outcome(query_id, future, forwarding.deadline)
         finally:
             del self._queries[query_id]
 
@@ -149,13 +151,13 @@ class PeerLink:
             async with asyncio.timeout(until - now()):
                 return await future
         except TimeoutError as error:
-            raise self._deadline_error() from error
+            raise self._make_deadline_error() from error
         finally:
             if future.cancelled():  # a timeout or cancellation of the await cancels the future
                 self._send_cancel(job_id)
             del future
 
-    def beat(self, silence_s: float, late_s: float) -> None:
+    def send_heartbeat(self, silence_s: float, late_s: float) -> None:
         """Send a heartbeat. Fail all pending requests if the other gateway was silent for `silence_s`.
 
         Time in which this process itself was late (`late_s`) does not count as silence.
@@ -169,9 +171,9 @@ class PeerLink:
             log.warning("peer_silent", gateway=self.gateway_id, silent_s=round(silent_s, 1))
             self._fail_pending("no longer answers")
 
-    def close(self, why: str) -> None:
-        self._send(pb.Header(bye=pb.Bye(reason=why)))
-        self._fail_pending(why)
+    def close(self, reason: str) -> None:
+        self._send(pb.Header(bye=pb.Bye(reason=reason)))
+        self._fail_pending(reason)
         self._is_closed = True
         self._is_connected.set()  # wakes callers, which then find the connection closed
         self._socket.close(linger_ms=200)
@@ -242,10 +244,10 @@ class PeerLink:
 
     # --- internals
 
-    async def _await_credit(self, where: Forwarding) -> int:
+    async def _await_credit(self, forwarding: Forwarding) -> int:
         """Wait for the connection, and return a new job id; raise Overloaded if all credits are in use."""
         if not self._is_connected.is_set():
-            await self._await_connection(where.deadline)
+            await self._await_connection(forwarding.deadline)
         if len(self._jobs) >= self._credits:
             raise Overloaded(
                 f"{len(self._jobs)} requests are already pending at the session's gateway '{self.gateway_id}'; "
@@ -264,21 +266,23 @@ class PeerLink:
         if self._is_closed:
             raise SessionMoved(f"gateway '{self.gateway_id}' left; the request was not run, send it again")
 
-    def _send_job(self, job_id: int, request: InferRequest, where: Forwarding, ahead: int) -> None:
-        message = job_messages.encode_forward(job_id, where.deadline - now(), request, where.membership, ahead)
+    def _send_job(self, job_id: int, request: InferRequest, forwarding: Forwarding, ahead: int) -> None:
+        message = job_messages.encode_forward(
+            job_id, forwarding.deadline - now(), request, forwarding.membership, ahead
+        )
         if not self._socket.send(message):
             asyncio.get_running_loop().call_soon(partial(self._fail_pending, "accepts no more messages"))
 
-    def _fail_pending(self, why: str) -> None:
+    def _fail_pending(self, reason: str) -> None:
         error = GatewayLost(
-            f"gateway '{self.gateway_id}', which owned the session, {why}; the request may or may not have run"
+            f"gateway '{self.gateway_id}', which owned the session, {reason}; the request may or may not have run"
         )
         waiting: list[asyncio.Future[Any]] = [*(job.future for job in self._jobs.values()), *self._queries.values()]
         for future in waiting:
             if not future.done():
                 future.set_exception(copy(error))  # a copy for each: raising an exception changes it
 
-    def _deadline_error(self) -> DeadlineExceeded:
+    def _make_deadline_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"gateway '{self.gateway_id}' did not answer before the deadline")
 
     def _allow_answers(self, job_id: int, answers: int) -> None:

@@ -9,7 +9,7 @@ import structlog
 from penstock.core.config import SessionSettings
 from penstock.core.errors import Unavailable
 from penstock.features.sessions.session_store import StepRow, TakenSession
-from penstock.storage.redis_link import open_redis, store_kind
+from penstock.storage.redis_link import find_store_kind, open_redis
 
 log = structlog.get_logger()
 NAMESPACE = "penstock:session:"
@@ -104,12 +104,12 @@ class RedisSessionStore:
         except self._link.faults as error:
             if not self._is_lost:
                 log.warning(
-                    "session_store_unavailable", place=self._link.place, error=str(error) or type(error).__name__
+                    "session_store_unavailable", place=self._link.address, error=str(error) or type(error).__name__
                 )
             self._is_lost = True
-            raise Unavailable(f"the session store at {self._link.place} does not answer; try again") from error
+            raise Unavailable(f"the session store at {self._link.address} does not answer; try again") from error
         if self._is_lost:
-            log.info("session_store_recovered", place=self._link.place)
+            log.info("session_store_recovered", place=self._link.address)
             self._is_lost = False
         return answer
 
@@ -123,6 +123,6 @@ def open_session_store(settings: SessionSettings) -> RedisSessionStore | None:
 
     Raise ConfigError if the URL's scheme is not supported.
     """
-    if store_kind(settings.url, SETTING, "memory", "redis") == "memory":
+    if find_store_kind(settings.url, SETTING, "memory", "redis") == "memory":
         return None
     return RedisSessionStore(settings.url)

@@ -23,7 +23,7 @@ class Ticket:
 
     block_id: str
     settings: Sessions
-    asked: SessionStep  # the session parameters of the caller's request
+    parameters: SessionStep  # the session parameters of the caller's request
     deadline: float
     size_bytes: int = 0
     digest: bytes = b""  # of a numbered start's inputs; it distinguishes a repeated start from a new one
@@ -59,7 +59,7 @@ class Step:
     session: "Session"
     life: int  # the session's life when the step was added
     number: int  # its seq_no, or a number by order of arrival
-    asked: SessionStep  # the parameters of the caller whose request is run
+    parameters: SessionStep  # the parameters of the caller whose request is run
     tickets: dict[Ticket, None] = field(default_factory=dict)
     is_running: bool = False
     position: int = 0  # in the order in which steps ran, from 1
@@ -85,7 +85,7 @@ class Session:
     settings: Sessions
     life: int
     is_numbered: bool
-    room: WaitingLimit
+    waiting_limit: WaitingLimit
     first: int = 1  # number of its first step
     next: int = 1  # number of the step that runs or is awaited
     arrived: int = 0  # without seq_no: the last number assigned
@@ -109,10 +109,10 @@ class Session:
             return running
         return self.waiting.get(number)
 
-    def state_worker(self) -> bytes:
+    def find_state_worker(self) -> bytes:
         """Return the worker that has the state of the session: the worker of the running step, or otherwise `home`."""
         running = self.running
-        return running.asked.home if running is not None and running.life == self.life else self.home
+        return running.parameters.home if running is not None and running.life == self.life else self.home
 
     def enqueue(self, step: Step) -> None:
         self.waiting[step.number] = step
@@ -154,9 +154,9 @@ class SessionRecord:
 RECORD_FIELDS = tuple(each.name for each in fields(SessionRecord) if each.name not in ("answers", "unconfirmed"))
 
 
-def record_fields(of: object) -> dict[str, Any]:
+def get_record_fields(source: object) -> dict[str, Any]:
     """Return the fields that a Session, a SessionRecord and a SessionState message have in common."""
-    return {name: getattr(of, name) for name in RECORD_FIELDS}
+    return {name: getattr(source, name) for name in RECORD_FIELDS}
 
 
 @dataclass(slots=True, eq=False)
@@ -169,28 +169,28 @@ class BlockSessions:
     over: OrderedDict[str, Session] = field(default_factory=OrderedDict)  # idle and over
     waiting: int = 0  # waiting steps of all sessions
 
-    def rest(self, session: Session, now: float) -> None:
+    def mark_idle(self, session: Session, now: float) -> None:
         session.last_used = now
         order = self.over if session.over else self.idle
         order[session.session_id] = session
         order.move_to_end(session.session_id)
 
-    def wake(self, session: Session) -> None:
+    def mark_busy(self, session: Session) -> None:
         self.idle.pop(session.session_id, None)
         self.over.pop(session.session_id, None)
 
-    def forget(self, session: Session) -> None:
-        self.wake(session)
+    def remove(self, session: Session) -> None:
+        self.mark_busy(session)
         del self.sessions[session.session_id]
 
-    def oldest_idle(self) -> Session | None:
+    def find_oldest_idle(self) -> Session | None:
         """Return the longest-idle session, preferably one that is over; None if all are busy."""
         return next(chain(self.over.values(), self.idle.values()), None)
 
-    def idle_since(self, then: float) -> Iterator[Session]:
+    def iterate_idle_since(self, time: float) -> Iterator[Session]:
         """Yield the sessions idle since `then` or longer. The caller must remove each before taking the next."""
         for order in (self.over, self.idle):
-            while order and (oldest := next(iter(order.values()))).last_used <= then:
+            while order and (oldest := next(iter(order.values()))).last_used <= time:
                 yield oldest
 
 

@@ -44,19 +44,21 @@ class RememberedAnswers:
     def find(self, life: int, seq_no: int) -> RememberedAnswer | None:
         return self._answers.get((life, seq_no))
 
-    def keep(self, life: int, seq_no: int, outcome: Outcome, position: int, most: int) -> None:
+    def remember(self, life: int, seq_no: int, outcome: Outcome, position: int, max_answers: int) -> None:
         """Remember an answer: at most `most` per session. If all answers together are too large, drop the oldest."""
-        self._drop(life, seq_no - most)
-        if not most or (isinstance(outcome, ManyAnswers) and not outcome.is_whole):
+        self._drop(life, seq_no - max_answers)
+        if not max_answers or (isinstance(outcome, ManyAnswers) and not outcome.is_whole):
             return
-        size_bytes = sum([OVERHEAD_BYTES + answer_bytes(answer) for answer in answers_of(outcome)]) or OVERHEAD_BYTES
+        size_bytes = (
+            sum([OVERHEAD_BYTES + estimate_answer_bytes(answer) for answer in list_answers(outcome)]) or OVERHEAD_BYTES
+        )
         answer = self._answers[life, seq_no] = RememberedAnswer(outcome, position, size_bytes)
         self.size_bytes += answer.size_bytes
         while self.size_bytes > self._max_bytes:
             _, oldest = self._answers.popitem(last=False)
             self.size_bytes -= oldest.size_bytes
 
-    def of(self, life: int, first: int, end: int) -> dict[int, RememberedAnswer]:
+    def list_answers(self, life: int, first: int, end: int) -> dict[int, RememberedAnswer]:
         found = {seq_no: self._answers.get((life, seq_no)) for seq_no in range(first, end)}
         return {seq_no: answer for seq_no, answer in found.items() if answer is not None}
 
@@ -70,11 +72,11 @@ class RememberedAnswers:
             self.size_bytes -= answer.size_bytes
 
 
-def answers_of(outcome: Outcome) -> tuple[InferResponse, ...]:
+def list_answers(outcome: Outcome) -> tuple[InferResponse, ...]:
     if isinstance(outcome, PenstockError):
         return ()
     return outcome.answers if isinstance(outcome, ManyAnswers) else (outcome,)
 
 
-def answer_bytes(answer: InferResponse) -> int:
+def estimate_answer_bytes(answer: InferResponse) -> int:
     return sum([len(tensor.data) for tensor in answer.outputs])

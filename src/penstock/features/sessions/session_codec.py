@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from penstock.core.errors import PenstockError, WireError
 from penstock.core.requests import InferResponse
-from penstock.features.sessions.session import SessionRecord, record_fields
-from penstock.features.sessions.session_answers import ManyAnswers, Outcome, RememberedAnswer, answers_of
+from penstock.features.sessions.session import SessionRecord, get_record_fields
+from penstock.features.sessions.session_answers import ManyAnswers, Outcome, RememberedAnswer, list_answers
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import job_messages
 from penstock.wire.failures import decode_failure
@@ -13,20 +13,20 @@ from penstock.wire.failures import decode_failure
 
 def encode_state(record: SessionRecord) -> pb.SessionState:
     """Encode a record without its answers."""
-    return pb.SessionState(**record_fields(record))
+    return pb.SessionState(**get_record_fields(record))
 
 
 def decode_state(state: pb.SessionState, answers: Iterable[pb.SessionAnswer], unconfirmed: int = 0) -> SessionRecord:
     """Decode a record. Raise WireError if an answer cannot be decoded."""
     remembered = {answer.seq_no: _decode_answer(answer) for answer in answers}
-    return SessionRecord(**record_fields(state), answers=remembered, unconfirmed=unconfirmed)
+    return SessionRecord(**get_record_fields(state), answers=remembered, unconfirmed=unconfirmed)
 
 
 def encode_answer(seq_no: int, position: int, outcome: Outcome) -> pb.SessionAnswer:
     answer = pb.SessionAnswer(seq_no=seq_no, position=position)
     if isinstance(outcome, PenstockError):
         answer.results.add(parts=_to_bytes(job_messages.encode_failure(0, 0, outcome)))
-    for each in answers_of(outcome):
+    for each in list_answers(outcome):
         encoded = job_messages.encode_result(0, 0, each.outputs, each.timing, each.parameters, not each.is_final)
         answer.results.add(parts=_to_bytes(encoded))
     return answer

@@ -26,8 +26,14 @@ from penstock.features.sessions.session import (
     StopStep,
     Ticket,
 )
-from penstock.features.sessions.session_answers import Answered, ManyAnswers, Outcome, answer_bytes, answers_of
-from penstock.features.sessions.session_errors import draining, moved
+from penstock.features.sessions.session_answers import (
+    Answered,
+    ManyAnswers,
+    Outcome,
+    estimate_answer_bytes,
+    list_answers,
+)
+from penstock.features.sessions.session_errors import make_draining_error, make_session_moved_error
 from penstock.features.sessions.session_table import SessionTable, is_conclusive
 from penstock.features.sessions.stored_sessions import StoredSessions
 
@@ -54,7 +60,7 @@ class _Caller:
     future: asyncio.Future[DeliverOutcome]
     position: int = 0  # of the step that runs with this request; 0: no step runs with it
 
-    def answer(self, deadline: float) -> Coroutine[Any, Any, Answered]:
+    def run_step(self, deadline: float) -> Coroutine[Any, Any, Answered]:
         """Run the step with this caller's request."""
         answers = self.request.answers
         if answers is None:
@@ -63,7 +69,7 @@ class _Caller:
 
     async def _run_stream(self, answers: "_StepAnswers", deadline: float) -> ManyAnswers:
         answers.remember(await self.run(self.block, replace(self.request, answers=answers), deadline))
-        return answers.remembered()
+        return answers.get_remembered()
 
 
 class _StepAnswers:
@@ -90,14 +96,14 @@ class _StepAnswers:
         return True
 
     def remember(self, answer: InferResponse) -> None:
-        self._size_bytes += answer_bytes(answer)
+        self._size_bytes += estimate_answer_bytes(answer)
         if len(self._answers) >= MAX_REMEMBERED_ANSWERS or self._size_bytes > MAX_REMEMBERED_BYTES:
             self._is_whole = False
         if not self._is_whole:
             self._answers.clear()
         self._answers.append(answer)
 
-    def remembered(self) -> ManyAnswers:
+    def get_remembered(self) -> ManyAnswers:
         return ManyAnswers(tuple(self._answers), self._is_whole)
 
 
@@ -134,7 +140,7 @@ class SessionRuns:
         ticket = _make_ticket(block, request, deadline, epoch)
         caller = self._callers[ticket] = _Caller(block, request, run, future)
         try:
-            self._perform_actions(self._table.arrive(ticket, now()))
+            self._perform_actions(self._table.add_request(ticket, now()))
             self._set_timer()
             given = await future
         finally:
@@ -143,13 +149,13 @@ class SessionRuns:
             del self._callers[ticket]
             if step is not None and caller.position and request.answers is not None:
                 self._tasks[step].cancel()
-        return _last_answer(given, request, is_own=caller.position > 0)
+        return _get_last_answer(given, request, is_own=caller.position > 0)
 
-    def lost(self, worker: bytes, block_ids: Iterable[str]) -> None:
+    def worker_lost(self, worker: bytes, block_ids: Iterable[str]) -> None:
         """End the sessions whose model state was on a worker that no longer holds these blocks."""
-        self._perform_actions(self._table.lost(worker, block_ids, now()))
+        self._perform_actions(self._table.worker_lost(worker, block_ids, now()))
 
-    def retire(self, block_id: str, error: PenstockError, successor: BlockDescription | None = None) -> None:
+    def retire_block(self, block_id: str, error: PenstockError, successor: BlockDescription | None = None) -> None:
         """Withdraw a block. Its sessions continue on its successor; without a successor, their waiting steps fail."""
         if self._stored is not None and successor is not None:
             # The sessions are in the store: the next request of each moves it to the successor.
@@ -157,13 +163,13 @@ class SessionRuns:
             old[block_id] = now()
             successor = None
         inherits = None if successor is None else (successor.block_id, successor.settings.sessions)
-        self._perform_actions(self._table.retire(block_id, error, inherits, now()))
+        self._perform_actions(self._table.retire_block(block_id, error, inherits, now()))
 
     def find(self, block_id: str, session_id: str) -> Session | None:
         return self._table.find(block_id, session_id)
 
-    def session_keys(self) -> list[tuple[str, str]]:
-        return self._table.session_keys()
+    def list_session_keys(self) -> list[tuple[str, str]]:
+        return self._table.list_session_keys()
 
     def owners_changed(self, is_own: Callable[[str], bool]) -> None:
         """Handle a change of gateways: fail the waiting steps of sessions that another gateway owns now."""
@@ -175,7 +181,7 @@ class SessionRuns:
         if session is None:
             return None
         if session in self._idle_events:
-            raise moved(session)  # another transfer of the session is in progress
+            raise make_session_moved_error(session)  # another transfer of the session is in progress
         is_idle = self._idle_events[session] = asyncio.Event()
         try:
             while True:
@@ -196,7 +202,7 @@ class SessionRuns:
     def transfer_in(self, block: BlockDescription, session_id: str, record: SessionRecord, epoch: int = 0) -> None:
         self._table.insert(block.block_id, block.settings.sessions, session_id, record, epoch, now())
 
-    def replaced_blocks(self, block: BlockDescription) -> list[str]:
+    def list_replaced_blocks(self, block: BlockDescription) -> list[str]:
         """Return the blocks that this block replaced recently enough for their sessions to continue."""
         found = self._replaced_blocks.get(block.block_id)
         if not found:
@@ -209,10 +215,10 @@ class SessionRuns:
         self._perform_actions(self._table.tick(now()))
         self._set_timer()
 
-    def statistics(self) -> dict[str, int]:
+    def count_sessions(self) -> dict[str, int]:
         return {
-            "open": self._table.open_sessions(),
-            "waiting": self._table.waiting_steps(),
+            "open": self._table.count_open_sessions(),
+            "waiting": self._table.count_waiting_steps(),
             "repeats": self._table.repeats,
         }
 
@@ -245,7 +251,7 @@ class SessionRuns:
     def _start_step(self, step: Step, ticket: Ticket) -> None:
         caller = self._callers[ticket]
         caller.position = step.position
-        run = caller.answer(step.deadline) if self._stored is None else self._run_stored(self._stored, step, caller)
+        run = caller.run_step(step.deadline) if self._stored is None else self._run_stored(self._stored, step, caller)
         task = asyncio.get_running_loop().create_task(run)
         self._tasks[step] = task
         # A callback, because a task that is cancelled before it starts would not reach its own `finally`.
@@ -255,7 +261,7 @@ class SessionRuns:
         block_id = caller.block.block_id
         await stored.begin(block_id, step)
         try:
-            answered = await caller.answer(step.deadline)
+            answered = await caller.run_step(step.deadline)
         except PenstockError as error:
             if is_conclusive(error):
                 await stored.end(block_id, step, error)
@@ -265,9 +271,9 @@ class SessionRuns:
 
     def _step_finished(self, step: Step, task: asyncio.Task[Answered]) -> None:
         del self._tasks[step]
-        outcome = self._task_outcome(task)
+        outcome = self._get_task_outcome(task)
         session = step.session
-        self._perform_actions(self._table.done(step, outcome, now()))
+        self._perform_actions(self._table.finish_step(step, outcome, now()))
         if isinstance(outcome, SessionMoved) and session.is_in_table and session.running is None:
             # The store has another owner: drop the session, so that the next request takes it from the store again.
             self._perform_actions(self._table.start_transfer(session))
@@ -275,10 +281,10 @@ class SessionRuns:
         if session.running is None and (is_idle := self._idle_events.get(session)) is not None:
             is_idle.set()
 
-    def _task_outcome(self, task: asyncio.Task[Answered]) -> Outcome:
+    def _get_task_outcome(self, task: asyncio.Task[Answered]) -> Outcome:
         if task.cancelled():
             if self._is_closed:
-                return draining()
+                return make_draining_error()
             return Overloaded("the request was cancelled because its caller had left; send it again")
         error = task.exception()
         if error is None:
@@ -289,7 +295,7 @@ class SessionRuns:
         return InternalError("the request failed with an unexpected error; see the server's log")
 
     def _set_timer(self) -> None:
-        due = self._table.due()
+        due = self._table.find_next_deadline()
         if due is None or self._is_closed or (self._timer is not None and self._timer_due <= due):
             return
         if self._timer is not None:
@@ -307,26 +313,26 @@ def _make_ticket(block: BlockDescription, request: InferRequest, deadline: float
     assert asked is not None, "the request has no session"
     ticket = Ticket(block.block_id, block.settings.sessions, asked, deadline, request.size_bytes, epoch=epoch)
     if asked.is_start and asked.seq_no is not None:
-        ticket.digest = _input_digest(request)
+        ticket.digest = _compute_input_digest(request)
     return ticket
 
 
-def _last_answer(given: DeliverOutcome, request: InferRequest, *, is_own: bool) -> InferResponse:
+def _get_last_answer(delivered: DeliverOutcome, request: InferRequest, *, is_own: bool) -> InferResponse:
     """Return the last answer, or raise the error.
 
     If the request streams and got no answers from a run of its own, put the earlier answers into `request.answers`.
     Each answer is a copy, because endpoints change answers and other callers may get the same outcome.
     """
-    outcome = given.outcome
+    outcome = delivered.outcome
     if isinstance(outcome, PenstockError):
         raise copy(outcome)
     if isinstance(outcome, ManyAnswers) and not (outcome.is_whole or is_own):
         raise SessionError("the request was answered before, with more answers than are stored for repeats")
-    wanted = answers_of(outcome)
+    wanted = list_answers(outcome)
     if is_own or request.answers is None:
         wanted = wanted[-1:]
-    parameters: dict[str, Parameter] = {STEP: given.position}
-    if given.is_repeat:
+    parameters: dict[str, Parameter] = {STEP: delivered.position}
+    if delivered.is_repeat:
         parameters[REPEAT] = True
     found = [
         replace(
@@ -334,7 +340,7 @@ def _last_answer(given: DeliverOutcome, request: InferRequest, *, is_own: bool) 
             model=request.model,
             request_id=request.request_id,
             parameters={**answer.parameters, **parameters},
-            timing=Timing() if given.is_repeat else answer.timing,
+            timing=Timing() if delivered.is_repeat else answer.timing,
         )
         for answer in wanted
     ]
@@ -344,7 +350,7 @@ def _last_answer(given: DeliverOutcome, request: InferRequest, *, is_own: bool) 
     return found[-1]
 
 
-def _input_digest(request: InferRequest) -> bytes:
+def _compute_input_digest(request: InferRequest) -> bytes:
     found = blake2b(digest_size=16)
     for tensor in request.inputs:
         found.update(f"{tensor.name}\0{tensor.datatype}\0{tensor.shape}\0{len(tensor.data)}\0".encode())

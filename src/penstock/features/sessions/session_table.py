@@ -67,26 +67,26 @@ class SessionTable:
         self._is_draining = False
         self.repeats = 0
 
-    def open_sessions(self) -> int:
+    def count_open_sessions(self) -> int:
         return sum(len(block.sessions) - len(block.over) for block in self._blocks.values())
 
-    def waiting_steps(self) -> int:
+    def count_waiting_steps(self) -> int:
         return sum(block.waiting for block in self._blocks.values())
 
-    def due(self) -> float | None:
+    def find_next_deadline(self) -> float | None:
         """Return the earliest time at which `tick` may have to fail a step, or None."""
         return self._deadlines.peek_time()
 
     # --- events
 
-    def arrive(self, ticket: Ticket, now: float) -> list[Action]:
+    def add_request(self, ticket: Ticket, now: float) -> list[Action]:
         """Add a caller's request: answer it, start its step, or let it wait.
 
         Raise SessionError, Overloaded or Draining without adding the ticket.
         """
         if self._is_draining:
-            raise session_errors.draining()
-        asked = ticket.asked
+            raise session_errors.make_draining_error()
+        asked = ticket.parameters
         assert asked.seq_no is None or asked.seq_no >= 1, f"seq_no {asked.seq_no}"
         block = self._blocks.get(ticket.block_id)
         if block is None:
@@ -94,17 +94,17 @@ class SessionTable:
         block.settings = ticket.settings
         session = block.sessions.get(asked.session_id)
         if session is not None and session.is_moving:
-            raise session_errors.moved(session)
+            raise session_errors.make_session_moved_error(session)
         if _would_wait(session, asked):
             self._check_room(session, ticket.size_bytes)
         actions: list[Action] = []
         if session is None:
             session = self._lifecycle.open(block, ticket)
         elif asked.is_start:
-            actions = self._lifecycle.begin(session, ticket)
+            actions = self._lifecycle.restart_or_repeat(session, ticket)
             session = block.sessions[asked.session_id]
         if session.is_numbered != (asked.seq_no is not None):
-            raise session_errors.mixed_numbering(session)
+            raise session_errors.make_mixed_numbering_error(session)
         number = session.arrived + 1 if asked.seq_no is None else asked.seq_no
         if number < session.next:
             return [*actions, self._repeat_answer(session, ticket, number, now)]
@@ -112,7 +112,7 @@ class SessionTable:
             raise SessionError(f"{session} {session.over}")
         return [*actions, *self._join_step(session, ticket, number)]
 
-    def done(self, step: Step, outcome: Outcome, now: float) -> list[Action]:
+    def finish_step(self, step: Step, outcome: Outcome, now: float) -> list[Action]:
         session = step.session
         assert session.running is step, f"{session} does not run step {step.number}"
         session.running = None
@@ -126,30 +126,30 @@ class SessionTable:
         block = self._blocks.get(block_id)
         return None if block is None else block.sessions.get(session_id)
 
-    def session_keys(self) -> list[tuple[str, str]]:
+    def list_session_keys(self) -> list[tuple[str, str]]:
         return [(block_id, name) for block_id, block in self._blocks.items() for name in block.sessions]
 
     def owners_changed(self, is_own: Callable[[str], bool]) -> list[Action]:
         """Handle a change of gateways: fail waiting steps of sessions with other owners. Running steps finish here."""
         actions: list[Action] = []
-        for session in self._sessions():
+        for session in self._iterate_sessions():
             session.is_moving = not is_own(session.session_id)
             if session.is_moving:
-                actions += session.fail_waiting(session.waiting, session_errors.moved(session))
+                actions += session.fail_waiting(session.waiting, session_errors.make_session_moved_error(session))
         return actions
 
     def start_transfer(self, session: Session) -> list[Action]:
         """Accept no more steps of a session that moves to another gateway. Call `remove` when no step runs."""
         session.is_moving = True
-        return [*session.fail_waiting(session.waiting, session_errors.moved(session))]
+        return [*session.fail_waiting(session.waiting, session_errors.make_session_moved_error(session))]
 
     def remove(self, session: Session) -> SessionRecord:
         """Remove an idle session and return its record."""
         assert session.running is None, f"{session} runs"
         assert not session.waiting, f"{session} has waiting steps"
-        record = self._lifecycle.record(session)
+        record = self._lifecycle.make_record(session)
         if session.is_in_table:
-            self._lifecycle.forget(session)
+            self._lifecycle.remove(session)
         return record
 
     def insert(
@@ -160,26 +160,26 @@ class SessionTable:
         assert session_id not in block.sessions, f"session '{session_id}' exists"
         block.settings = settings
         self._lifecycle.make_room(block)
-        self._lifecycle.rest(self._lifecycle.insert(block, session_id, record, epoch), now)
+        self._lifecycle.mark_idle(self._lifecycle.insert(block, session_id, record, epoch), now)
 
     def caller_left(self, ticket: Ticket, now: float) -> list[Action]:
         """Remove the ticket of a caller who left or got the outcome. A running step continues, for later repeats."""
         return [] if ticket.step is None else self._remove_ticket(ticket, ticket.step, now)
 
-    def lost(self, worker: bytes, block_ids: Iterable[str], now: float) -> list[Action]:
+    def worker_lost(self, worker: bytes, block_ids: Iterable[str], now: float) -> list[Action]:
         """End the sessions whose model state was on a worker that no longer holds these blocks."""
         actions: list[Action] = []
         for block in [self._blocks[block_id] for block_id in block_ids if block_id in self._blocks]:
             if not block.settings.is_stateful:
                 continue
             for session in [*block.sessions.values()]:
-                if session.state_worker() == worker and not session.over:
-                    block.wake(session)
+                if session.find_state_worker() == worker and not session.over:
+                    block.mark_busy(session)
                     actions += self._end_session(session, LOST)
-                    self._lifecycle.rest(session, now)
+                    self._lifecycle.mark_idle(session, now)
         return actions
 
-    def retire(
+    def retire_block(
         self, block_id: str, error: PenstockError, successor: tuple[str, Sessions] | None = None, now: float = 0.0
     ) -> list[Action]:
         """Remove a withdrawn block. Its sessions continue on its successor, except sessions whose state a model held.
@@ -202,7 +202,7 @@ class SessionTable:
             to.waiting += len(session.waiting)
             if not session.over and (block.settings.is_stateful or to.settings.is_stateful):
                 actions += self._end_session(session, REPLACED)
-            self._lifecycle.rest(session, now)
+            self._lifecycle.mark_idle(session, now)
         return actions
 
     def tick(self, now: float) -> list[Action]:
@@ -210,31 +210,31 @@ class SessionTable:
         actions: list[Action] = []
         while (ticket := self._deadlines.pop(now)) is not None:
             assert ticket.step is not None
-            late = DeliverOutcome(ticket, session_errors.step_deadline_passed(ticket.step))
+            late = DeliverOutcome(ticket, session_errors.make_step_deadline_error(ticket.step))
             actions += [*self._remove_ticket(ticket, ticket.step, now), late]
         for block in self._blocks.values():
-            for session in block.idle_since(now - block.settings.idle_s):
-                self._lifecycle.forget(session)
+            for session in block.iterate_idle_since(now - block.settings.idle_s):
+                self._lifecycle.remove(session)
         return actions
 
     def drain(self) -> list[Action]:
         """Accept no more requests, and fail steps that wait for an earlier request that has not arrived."""
         self._is_draining = True
-        return self._fail_waiting_steps(session for session in self._sessions() if session.running is None)
+        return self._fail_waiting_steps(session for session in self._iterate_sessions() if session.running is None)
 
     def close(self) -> list[Action]:
         """Accept no more requests, and fail all waiting steps."""
         self._is_draining = True
-        return self._fail_waiting_steps(self._sessions())
+        return self._fail_waiting_steps(self._iterate_sessions())
 
     # --- steps
 
     def _repeat_answer(self, session: Session, ticket: Ticket, number: int, now: float) -> Action:
         answer = self._answers.find(session.life, number)
         if answer is None:
-            raise session_errors.not_kept(session, number)
+            raise session_errors.make_answer_not_stored_error(session, number)
         self.repeats += 1
-        self._lifecycle.rest(session, now)
+        self._lifecycle.mark_idle(session, now)
         return DeliverOutcome(ticket, answer.outcome, answer.position, is_repeat=True)
 
     def _join_step(self, session: Session, ticket: Ticket, number: int) -> list[Action]:
@@ -255,13 +255,13 @@ class SessionTable:
         return []
 
     def _check_room(self, session: Session | None, size_bytes: int) -> None:
-        if session is not None and not session.room.has_room(size_bytes):
-            raise session_errors.no_room(session)
+        if session is not None and not session.waiting_limit.has_room(size_bytes):
+            raise session_errors.make_waiting_limit_error(session)
         if not self._room.has_room(size_bytes):
-            raise session_errors.too_many_waiting(self._room.requests)
+            raise session_errors.make_gateway_full_error(self._room.requests)
 
     def _count_waiting(self, session: Session, ticket: Ticket) -> None:
-        rooms = (session.room, self._room)
+        rooms = (session.waiting_limit, self._room)
 
         def leave() -> None:
             ticket.stop_waiting = _do_nothing
@@ -275,12 +275,12 @@ class SessionTable:
     def _add_step(self, session: Session, ticket: Ticket, number: int, is_next: bool) -> Step:
         window = session.settings.window
         if session.is_numbered and number > session.next + window:
-            raise session_errors.seq_no_too_far_ahead(str(session), number, session.next, window)
+            raise session_errors.make_seq_no_too_far_ahead_error(str(session), number, session.next, window)
         if not session.is_numbered and len(session.waiting) >= window:
-            raise session_errors.too_many(session, window)
+            raise session_errors.make_window_full_error(session, window)
         session.arrived = number
-        session.block.wake(session)
-        step = Step(session, session.life, number, ticket.asked)
+        session.block.mark_busy(session)
+        step = Step(session, session.life, number, ticket.parameters)
         if not is_next:
             session.enqueue(step)
         return step
@@ -289,17 +289,17 @@ class SessionTable:
         ticket = next(iter(step.tickets))
         ticket.stop_waiting()
         step.is_running = True
-        step.asked = ticket.asked
-        step.asked.is_start = not session.has_state  # the worker's model has no state of the session yet
-        step.asked.home = session.home
-        step.asked.life = session.life
+        step.parameters = ticket.parameters
+        step.parameters.is_start = not session.has_state  # the worker's model has no state of the session yet
+        step.parameters.home = session.home
+        step.parameters.life = session.life
         step.position = session.position + 1
         step.deadline = max([each.deadline for each in step.tickets])
         step.size_bytes = ticket.size_bytes
         session.running = step
         session.next = step.number
         session.has_first = True
-        step.asked.is_again = step.number == session.unconfirmed
+        step.parameters.is_again = step.number == session.unconfirmed
         session.unconfirmed = 0  # only the first run is in doubt; the caller requests any later run
         return StartStep(step, ticket)
 
@@ -312,10 +312,10 @@ class SessionTable:
         session.position = step.position
         session.next = step.number + 1
         if not has_failed or isinstance(outcome, EngineFailed):
-            session.has_state, session.home = True, step.asked.home
+            session.has_state, session.home = True, step.parameters.home
         if session.is_numbered:
-            self._answers.keep(session.life, step.number, outcome, step.position, session.settings.answers)
-        return self._end_session(session, ENDED) if step.asked.is_end else []
+            self._answers.remember(session.life, step.number, outcome, step.position, session.settings.answers)
+        return self._end_session(session, ENDED) if step.parameters.is_end else []
 
     def _end_session(self, session: Session, reason: str) -> list[Action]:
         session.over = reason
@@ -331,8 +331,8 @@ class SessionTable:
             if step is not None:
                 return [self._start_step(session, step)]
             if self._is_draining:
-                actions += session.fail_waiting(session.waiting, session_errors.draining())
-        self._lifecycle.rest(session, now)
+                actions += session.fail_waiting(session.waiting, session_errors.make_draining_error())
+        self._lifecycle.mark_idle(session, now)
         return actions
 
     def _remove_ticket(self, ticket: Ticket, step: Step, now: float) -> list[Action]:
@@ -346,15 +346,17 @@ class SessionTable:
             self._abandoned_bytes += step.size_bytes
             return [StopStep(step)] if self._abandoned_bytes > self._max_abandoned_bytes else []
         step.session.dequeue(step.number)
-        self._lifecycle.rest(step.session, now)
+        self._lifecycle.mark_idle(step.session, now)
         return []
 
     def _fail_waiting_steps(self, sessions: Iterable[Session]) -> list[Action]:
         return [
-            given for session in sessions for given in session.fail_waiting(session.waiting, session_errors.draining())
+            given
+            for session in sessions
+            for given in session.fail_waiting(session.waiting, session_errors.make_draining_error())
         ]
 
-    def _sessions(self) -> Iterator[Session]:
+    def _iterate_sessions(self) -> Iterator[Session]:
         for block in self._blocks.values():
             yield from block.sessions.values()
 
@@ -370,13 +372,13 @@ def _may_outlive_caller(ticket: Ticket, when: float) -> bool:
     return step is not None and (not step.is_running or ticket.deadline < step.deadline)
 
 
-def _would_wait(session: Session | None, asked: SessionStep) -> bool:
+def _would_wait(session: Session | None, parameters: SessionStep) -> bool:
     """Return whether a request with these parameters would have to wait before it runs."""
     if session is None:
-        return not asked.is_start and asked.seq_no not in (None, 1)
+        return not parameters.is_start and parameters.seq_no not in (None, 1)
     if session.running is None:
-        return not asked.is_start and asked.seq_no is not None and asked.seq_no > session.next
-    return asked.is_start or asked.seq_no is None or asked.seq_no >= session.next
+        return not parameters.is_start and parameters.seq_no is not None and parameters.seq_no > session.next
+    return parameters.is_start or parameters.seq_no is None or parameters.seq_no >= session.next
 
 
 def _do_nothing() -> None:

@@ -21,20 +21,24 @@ class StoredSessions:
         await self._store.close()
 
     async def take(self, block_id: str, settings: Sessions, session_id: str, instead_of: int = 0) -> TakenSession:
-        return await self._store.take(_session_key(block_id, session_id), self._gateway_id, settings.idle_s, instead_of)
+        return await self._store.take(
+            _make_session_key(block_id, session_id), self._gateway_id, settings.idle_s, instead_of
+        )
 
     async def move(self, old_block_id: str, block_id: str, session_id: str) -> bool:
         """Move a session from a replaced block to its successor; return False if there was no such session."""
-        return await self._store.move(_session_key(old_block_id, session_id), _session_key(block_id, session_id))
+        return await self._store.move(
+            _make_session_key(old_block_id, session_id), _make_session_key(block_id, session_id)
+        )
 
     async def begin(self, block_id: str, step: Step) -> None:
         """Record that a step starts. If this raises SessionMoved or Unavailable, the step must not run."""
         session = step.session
         is_own = await self._store.begin(
-            _session_key(block_id, session.session_id), _make_row(step), session.settings.idle_s
+            _make_session_key(block_id, session.session_id), _make_row(step), session.settings.idle_s
         )
         if not is_own:
-            raise session_errors.moved(session)
+            raise session_errors.make_session_moved_error(session)
 
     async def end(self, block_id: str, step: Step, outcome: Outcome) -> None:
         """Record a step's outcome. Raise SessionMoved if the session has another owner now, which answers instead."""
@@ -43,18 +47,20 @@ class StoredSessions:
             return  # the session was restarted meanwhile, so the outcome is not needed
         try:
             is_own = await self._store.end(
-                _session_key(block_id, session.session_id), _make_row(step, outcome, settings.answers), settings.idle_s
+                _make_session_key(block_id, session.session_id),
+                _make_row(step, outcome, settings.answers),
+                settings.idle_s,
             )
         except Unavailable:
             return  # the caller still gets the outcome; the next step updates the record
         if not is_own:
-            raise session_errors.moved(session)
+            raise session_errors.make_session_moved_error(session)
 
     async def release(self, block_id: str, session: Session) -> None:
-        await self._store.release(_session_key(block_id, session.session_id), session.epoch)
+        await self._store.release(_make_session_key(block_id, session.session_id), session.epoch)
 
 
-def record_of(taken: TakenSession) -> SessionRecord | None:
+def decode_record(taken: TakenSession) -> SessionRecord | None:
     """Return the record that was taken, or None if no step of the session was ever started."""
     if not taken.state:
         return None
@@ -62,13 +68,13 @@ def record_of(taken: TakenSession) -> SessionRecord | None:
     return decode_state(pb.SessionState.FromString(taken.state), answers, taken.unconfirmed)
 
 
-def _session_key(block_id: str, session_id: str) -> str:
+def _make_session_key(block_id: str, session_id: str) -> str:
     return f"{block_id}:{session_id}"
 
 
 def _make_row(step: Step, outcome: Outcome | None = None, answers: int = 0) -> StepRow:
     """Return the row for a step that starts, or for a step that has ended with an outcome."""
-    session, asked = step.session, step.asked
+    session, asked = step.session, step.parameters
     has_ended = outcome is not None
     has_state, home = session.has_state, session.home
     if has_ended and (not isinstance(outcome, PenstockError) or isinstance(outcome, EngineFailed)):

@@ -20,7 +20,7 @@ from penstock.endpoints.http.openapi import Route, get_principal, make_json_answ
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http_calls import RestCalls
 from penstock.serving.serve import Serving
-from penstock.telemetry.metrics import as_json, as_text
+from penstock.telemetry.metrics import format_as_json, format_as_text
 
 T = TypeVar("T")
 ROUTING_PATH = "/v1/models/{model}/routing"
@@ -57,8 +57,8 @@ class OperatorRest:
         self._serving = serving
         self._catalogue = catalogue
         self._calls = calls
-        self._text = SharedReading(lambda: as_text(metrics_registry()))
-        self._json = SharedReading(lambda: make_json_answer(as_json(metrics_registry())))
+        self._text = SharedReading(lambda: format_as_text(metrics_registry()))
+        self._json = SharedReading(lambda: make_json_answer(format_as_json(metrics_registry())))
 
     @Route(
         "GET",
@@ -122,7 +122,11 @@ class OperatorRest:
     )
     async def status(self, request: Request) -> Response:
         generation = await self._catalogue.collect_generation_counts()
-        status = {**self._catalogue.describe_status(), "limits": self._serving.meter.status(), "generation": generation}
+        status = {
+            **self._catalogue.describe_status(),
+            "limits": self._serving.meter.get_status(),
+            "generation": generation,
+        }
         return make_json_answer(status)
 
     @Route(
@@ -190,4 +194,4 @@ class OperatorRest:
 
     @Route("GET", "/v1/sessions", "Number of sessions", needs=METRICS_SCOPES, answer=schemas.SessionCounts)
     async def sessions(self, request: Request) -> Response:
-        return make_json_answer(self._serving.sessions.statistics())
+        return make_json_answer(self._serving.sessions.count_sessions())

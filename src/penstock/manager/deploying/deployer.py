@@ -16,7 +16,7 @@ from penstock.core.settings import Routing
 from penstock.manager.control_plane import ControlPlane
 from penstock.manager.deploying.deployment import Choice, Deployment
 from penstock.manager.deploying.folder_changes import FolderChanges
-from penstock.manager.deploying.repository import Repository, record_of
+from penstock.manager.deploying.repository import Repository, make_folder_record
 from penstock.manager.desired_state import BLOCKS, ROUTING
 from penstock.manager.publishing.etags import require_etag
 from penstock.manager.term import EventDraft
@@ -63,16 +63,18 @@ class Deployer:
         async with self._deploying:
             if self.is_watching:
                 self._changes = FolderChanges(await self._repository.scan())
-            for writes in await self._repository.plan(self._new_deployment(), is_governed, may_remove):
+            for writes in await self._repository.plan_deployments(self._create_deployment(), is_governed, may_remove):
                 await self._control.commit(writes)
 
     async def deploy_changes(self, is_governed: Callable[[str], bool], may_remove: bool, now: float) -> None:
         """Deploy the model folders that changed and have not changed again for a while."""
         found = await self._repository.scan()
-        for model in self._changes.take_steady(found, now):
+        for model in self._changes.take_steady_models(found, now):
             async with self._deploying:
-                kept = self._changes.unchanged_versions(model, found)
-                plan = self._repository.plan_model(self._new_deployment(), model, kept, is_governed, may_remove)
+                kept = self._changes.find_unchanged_versions(model, found)
+                plan = self._repository.plan_model_deployment(
+                    self._create_deployment(), model, kept, is_governed, may_remove
+                )
                 if writes := await plan:
                     await self._control.commit(writes)
             self._changes.set_deployed(model, found)
@@ -93,31 +95,33 @@ class Deployer:
     async def wait_loaded(self, model: str, timeout_s: float) -> None:
         """Return when each worker that should hold the model has loaded it; raise if a worker fails to load it."""
         table = self._control.term.blocks
-        if not await self._control.wait_for(lambda: table.has_answered(model), timeout_s):
+        if not await self._control.wait_for(lambda: table.has_load_ended(model), timeout_s):
             self._check_same_term(table)
-            wanted = [block for block in table.of_model(model) if block.is_wanted]
+            wanted = [block for block in table.list_model_blocks(model) if block.is_wanted]
             hints = "".join(
                 f"; no worker can hold version {block.version}: see 'penstock block explain {block.block_id}'"
                 for block in wanted
-                if table.workers() and not table.targets(block)
+                if table.list_workers() and not table.find_target_workers(block)
             )
             versions = ", ".join(block.version for block in wanted)
             raise ModelNotReady(
                 f"model '{model}' version {versions} is not loaded on every worker after {timeout_s} s{hints}"
             )
-        if failure := table.failure(model):
+        if failure := table.describe_failure(model):
             raise ModelNotReady(f"model '{model}' {failure}")
         await self._control.wait_for(lambda: table.has_unloaded_unwanted(model), REPLACED_S)
 
-    async def unload(self, model: str, *further: EventDraft, compares: Sequence[Compare] = ()) -> None:
+    async def unload(self, model: str, *further_events: EventDraft, compares: Sequence[Compare] = ()) -> None:
         """Unload the model. It stays unloaded, also after restarts, until an operator loads it again.
 
-        `further` events are recorded with the change, and `compares` are conditions of the write.
+        `further_events` are recorded with the change, and `compares` are conditions of the write.
         """
         async with self._deploying:
             self._check_known(model)
             unloaded = EventDraft("model_unloaded", model, "model unloaded; it stays unloaded until it is loaded again")
-            await self._control.events.commit(self._new_deployment().unload(model), [unloaded, *further], compares)
+            await self._control.events.commit(
+                self._create_deployment().unload(model), [unloaded, *further_events], compares
+            )
         table = self._control.term.blocks
         if not await self._control.wait_for(lambda: table.has_unloaded_unwanted(model), UNLOAD_S):
             self._check_same_term(table)
@@ -142,23 +146,23 @@ class Deployer:
         if not source and (found := await self._repository.choose(model, version)):
             return found
         if self._find_version is None:
-            raise _unknown_model(model)
+            raise _make_unknown_model_error(model)
         return await self._find_version(f"{model}:{version}" if version else model)
 
     async def deploy(
-        self, choice: Choice, beside: Callable[[list[str]], Sequence[Write]] = lambda block_ids: ()
+        self, choice: Choice, plan_more_writes: Callable[[list[str]], Sequence[Write]] = lambda block_ids: ()
     ) -> list[str]:
         """Record that the workers should hold the chosen versions; return the ids of these versions' blocks.
 
-        `beside` returns further writes for the same commit.
+        `plan_more_writes` gets the ids and returns further writes for the same commit.
         """
         async with self._deploying:
-            writes = self._new_deployment().deploy(choice)
+            writes = self._create_deployment().deploy(choice)
             block_ids = [write.key.removeprefix(BLOCKS) for write in writes[: len(choice.versions)]]
             text = f"model '{choice.model}' deployed from {choice.source}"
             drafts = [EventDraft("block_deployed", block_id, text) for block_id in block_ids]
-            await self._control.events.commit([*writes, *beside(block_ids)], drafts, choice.compares)
-        found = [self._control.desired.block(choice.model, version) for version in choice.versions]
+            await self._control.events.commit([*writes, *plan_more_writes(block_ids)], drafts, choice.compares)
+        found = [self._control.desired.find_block(choice.model, version) for version in choice.versions]
         return [block.block_id for block in found if block is not None]
 
     async def change_block(self, block_id: str, *drafts: EventDraft, expected: str = "", **fields: Any) -> None:
@@ -172,9 +176,9 @@ class Deployer:
             if block is None:
                 raise UnknownModel(f"there is no block '{block_id}': 'penstock block list' shows all blocks")
             with require_etag(expected, BLOCKS + block_id, desired.revisions) as compares:
-                await self._control.events.commit([self._new_deployment().change(block, **fields)], drafts, compares)
+                await self._control.events.commit([self._create_deployment().change(block, **fields)], drafts, compares)
 
-    def _new_deployment(self) -> Deployment:
+    def _create_deployment(self) -> Deployment:
         table = self._control.term.blocks
         return Deployment(self._control.desired, table, lambda: f"blk-{secrets.token_hex(6)}")
 
@@ -184,22 +188,22 @@ class Deployer:
             self._control.check_leads()
             folder = await self._repository.find(model)
             if folder is not None:
-                await self._control.commit(self._new_deployment().deploy_folder(model, record_of(folder)))
+                await self._control.commit(self._create_deployment().deploy_folder(model, make_folder_record(folder)))
                 log.info("model_registered", model=model, versions=list(folder.versions))
                 return folder.settings.timeouts.load_s
             self._check_known(model)
-            await self._control.commit(self._new_deployment().reload(model))
+            await self._control.commit(self._create_deployment().reload(model))
             return LOAD_S
 
     def _check_known(self, model: str) -> None:
         self._control.check_leads()
-        if not self._control.desired.of_model(model):
-            raise _unknown_model(model)
+        if not self._control.desired.list_model_blocks(model):
+            raise _make_unknown_model_error(model)
 
     def _check_same_term(self, table: object) -> None:
         if self._control.term.blocks is not table:
-            raise self._control.election.not_leading()
+            raise self._control.election.make_not_leading_error()
 
 
-def _unknown_model(model: str) -> UnknownModel:
+def _make_unknown_model_error(model: str) -> UnknownModel:
     return UnknownModel(f"the repository has no model '{model}'")

@@ -18,10 +18,10 @@ class Choice(NamedTuple):
     model: str
     source: str
     versions: Sequence[str]
-    spares: Sequence[str] = ()  # older versions to load if `versions` fail to load
+    fallback_versions: Sequence[str] = ()  # older versions to load if `versions` fail to load
     spec: dict[str, Any] | None = None  # fields of BlockRecord to set; None: inherit all
-    kept: Collection[str] = ()  # versions that stay loaded as they are
-    is_beside: bool = False  # leave the model's other versions as they are
+    kept_versions: Collection[str] = ()  # versions that stay loaded as they are
+    is_added_to_others: bool = False  # leave the model's other versions as they are
     compares: tuple[Compare, ...] = ()  # conditions of the write
 
 
@@ -39,23 +39,26 @@ class Deployment:
         Withdrawn versions keep their revision, so that no worker reloads a block that is about to be unloaded.
         """
         writes = [self._plan_chosen(choice, version) for version in choice.versions]
-        if choice.is_beside:
+        if choice.is_added_to_others:
             return writes
-        for version in choice.spares:
+        for version in choice.fallback_versions:
             writes += self._plan_demotion(choice, version, BlockRole.SPARE)
-        for block in self._state.of_model(choice.model):
-            if block.record.version not in (*choice.versions, *choice.spares):
+        for block in self._state.list_model_blocks(choice.model):
+            if block.record.version not in (*choice.versions, *choice.fallback_versions):
                 writes += self._plan_demotion(choice, block.record.version, BlockRole.WITHDRAWN)
         return writes
 
-    def deploy_folder(self, model: str, folder: FolderRecord, kept: Collection[str] = ()) -> list[Write]:
-        """Return writes that load the folder's versions; versions in `kept` that are chosen are not loaded again."""
+    def deploy_folder(self, model: str, folder: FolderRecord, kept_versions: Collection[str] = ()) -> list[Write]:
+        """Return writes that load the folder's versions; versions in `kept_versions` are not loaded again."""
         record = Write(FOLDERS + model, encode(folder), may_wait=True)
-        return [record, *self.deploy(Choice(model, folder.source, folder.versions, folder.older, kept=kept))]
+        return [
+            record,
+            *self.deploy(Choice(model, folder.source, folder.versions, folder.older, kept_versions=kept_versions)),
+        ]
 
     def reload(self, model: str) -> list[Write]:
         """Return writes that load the chosen versions again, or the newest version if the model was unloaded."""
-        blocks = self._state.of_model(model)
+        blocks = self._state.list_model_blocks(model)
         chosen = [block for block in blocks if block.record.role is BlockRole.CHOSEN]
         if not chosen:
             chosen = sorted(blocks, key=lambda block: int(block.record.version))[-1:]
@@ -64,7 +67,7 @@ class Deployment:
     def unload(self, model: str) -> list[Write]:
         return [
             _build_write(block.block_id, block.record, role=BlockRole.WITHDRAWN, generation=block.revision)
-            for block in self._state.of_model(model)
+            for block in self._state.list_model_blocks(model)
             if block.record.role is BlockRole.CHOSEN
         ]
 
@@ -76,7 +79,7 @@ class Deployment:
                 writes.append(Write(FOLDERS + model, None, may_wait=True))
                 writes += [
                     Write(BLOCKS + block.block_id, None, may_wait=True)
-                    for block in self._state.of_model(model)
+                    for block in self._state.list_model_blocks(model)
                     if block.record.source == folder.source
                 ]
         return writes
@@ -86,26 +89,26 @@ class Deployment:
         return _build_write(block.block_id, block.record, generation=block.revision, **fields)
 
     def _plan_chosen(self, choice: Choice, version: str) -> Write:
-        known = self._state.block(choice.model, version)
+        known = self._state.find_block(choice.model, version)
         block_id = known.block_id if known is not None else self._new_id()
         template = self._find_template(choice.model, known)
         spec = {name: getattr(template, name) for name in SPEC} if template is not None else {}
         record = BlockRecord(model=choice.model, version=version, source=choice.source)
-        is_kept = version in choice.kept and known is not None and known.record.role is BlockRole.CHOSEN
+        is_kept = version in choice.kept_versions and known is not None and known.record.role is BlockRole.CHOSEN
         generation = known.revision if is_kept and known is not None else 0
         return _build_write(
             block_id, record, **spec | (choice.spec or {}), role=BlockRole.CHOSEN, generation=generation
         )
 
-    def _find_template(self, model: str, known: DesiredBlock | None) -> BlockRecord | None:
+    def _find_template(self, model: str, current_block: DesiredBlock | None) -> BlockRecord | None:
         """Return the record whose SPEC fields a version inherits: its own if chosen, else the newest chosen one's."""
-        chosen = [block for block in self._state.of_model(model) if block.record.role is BlockRole.CHOSEN]
-        if known is not None and (known in chosen or not chosen):
-            return known.record
+        chosen = [block for block in self._state.list_model_blocks(model) if block.record.role is BlockRole.CHOSEN]
+        if current_block is not None and (current_block in chosen or not chosen):
+            return current_block.record
         return max(chosen, key=lambda block: block.revision).record if chosen else None
 
     def _plan_demotion(self, choice: Choice, version: str, role: BlockRole) -> list[Write]:
-        known = self._state.block(choice.model, version)
+        known = self._state.find_block(choice.model, version)
         if known is None:
             record = BlockRecord(model=choice.model, version=version, source=choice.source, role=role)
             return [_build_write(self._new_id(), record)]

@@ -15,11 +15,11 @@ class FolderChanges:
         self._deployed = dict(deployed)
         self._changed: dict[str, tuple[FolderState | None, float]] = {}  # by model: the new state, and since when
 
-    def take_steady(self, found: Mapping[str, FolderState], now: float) -> list[str]:
+    def take_steady_models(self, folder_states: Mapping[str, FolderState], now: float) -> list[str]:
         """Return the new, changed and removed models whose folders have not changed again for `STEADY_S`."""
         steady = []
-        for model in sorted(self._deployed.keys() | found.keys()):
-            state = found.get(model)
+        for model in sorted(self._deployed.keys() | folder_states.keys()):
+            state = folder_states.get(model)
             if state == self._deployed.get(model):
                 self._changed.pop(model, None)
                 continue
@@ -30,17 +30,17 @@ class FolderChanges:
                 steady.append(model)
         return steady
 
-    def unchanged_versions(self, model: str, found: Mapping[str, FolderState]) -> set[str]:
+    def find_unchanged_versions(self, model: str, folder_states: Mapping[str, FolderState]) -> set[str]:
         """Return the versions whose files and settings have not changed since the model was deployed."""
-        before, after = self._deployed.get(model, {}), found.get(model, {})
+        before, after = self._deployed.get(model, {}), folder_states.get(model, {})
         if before.get(SETTINGS) != after.get(SETTINGS):
             return set()
         return {version for version in before.keys() & after.keys() - {SETTINGS} if before[version] == after[version]}
 
-    def set_deployed(self, model: str, found: Mapping[str, FolderState]) -> None:
+    def set_deployed(self, model: str, folder_states: Mapping[str, FolderState]) -> None:
         """Record the state of the folder from which the model was deployed."""
         self._changed.pop(model, None)
-        if model in found:
-            self._deployed[model] = found[model]
+        if model in folder_states:
+            self._deployed[model] = folder_states[model]
         else:
             self._deployed.pop(model, None)

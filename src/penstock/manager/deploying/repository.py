@@ -64,7 +64,7 @@ class Repository:
         """Return the current state of each model's folder, for `FolderChanges`."""
         return {path.name: await asyncio.to_thread(folder_state, path) for path in await self._list_folders()}
 
-    async def plan(
+    async def plan_deployments(
         self, deployment: Deployment, is_governed: Callable[[str], bool], may_remove: bool
     ) -> list[list[Write]]:
         """Return the writes that deploy new and changed folders, one list per commit; unloaded models stay unloaded.
@@ -79,30 +79,30 @@ class Repository:
             record = await asyncio.to_thread(_read_record, path)
             if record is None or not self._may_deploy(path.name, is_governed):
                 continue
-            if self._state.folders.get(path.name) != record or not self._state.of_model(path.name):
+            if self._state.folders.get(path.name) != record or not self._state.list_model_blocks(path.name):
                 changes.append(deployment.deploy_folder(path.name, record))
                 log.info("model_registered", model=path.name, versions=list(record.versions))
         return _join_changes(changes)
 
-    async def plan_model(
+    async def plan_model_deployment(
         self,
         deployment: Deployment,
         model: str,
-        kept: Collection[str],
+        kept_versions: Collection[str],
         is_governed: Callable[[str], bool],
         may_remove: bool,
     ) -> list[Write]:
-        """Return the writes that deploy a changed folder; versions in `kept` are not loaded again."""
+        """Return the writes that deploy a changed folder; versions in `kept_versions` are not loaded again."""
         paths = {path.name: path for path in await self._list_folders()}
         if model not in paths:
             return await self._plan_removals(deployment, paths.keys()) if may_remove else []
         record = await asyncio.to_thread(_read_record, paths[model])
         if record is None or not self._may_deploy(model, is_governed):
             return []
-        if self._state.folders.get(model) == record and set(record.versions) <= set(kept):
+        if self._state.folders.get(model) == record and set(record.versions) <= set(kept_versions):
             return []
         log.info("model_folder_changed", model=model, versions=list(record.versions))
-        return deployment.deploy_folder(model, record, kept)
+        return deployment.deploy_folder(model, record, kept_versions)
 
     def _may_deploy(self, model: str, is_governed: Callable[[str], bool]) -> bool:
         if is_governed(model):
@@ -122,7 +122,7 @@ class Repository:
         return [] if self._folder is None else await asyncio.to_thread(list_model_folders, self._folder)
 
 
-def record_of(folder: ModelFolder) -> FolderRecord:
+def make_folder_record(folder: ModelFolder) -> FolderRecord:
     return FolderRecord(source=str(folder.path.resolve()), versions=folder.versions, older=folder.older[:MAX_SPARES])
 
 
@@ -132,7 +132,7 @@ def _read_record(path: Path) -> FolderRecord | None:
     A folder that cannot be read gets a record, too, so that a worker reports the model as failed.
     """
     try:
-        return record_of(read_model_folder(path))
+        return make_folder_record(read_model_folder(path))
     except ConfigError as error:
         log.error("reading_model_failed", model=path.name, error=error.message)
         if not NAME.match(path.name):

@@ -69,13 +69,13 @@ class LocalFleet:
         self._restarters[role.name] = self._tasks.supervise(f"fleet-{role.name}", run, deadline_s=None)
 
     async def watch(self) -> list[RoleStatus]:
-        pids, machine = self.pids(), socket.gethostname()
+        pids, machine = self.list_pids(), socket.gethostname()
         return [
             RoleStatus(name, "running" if name in pids else "starting", machine, pids.get(name, 0), self._starts[name])
             for name in sorted(self._restarters)
         ]
 
-    async def problem(self) -> str:
+    async def describe_problem(self) -> str:
         """Return why a process is not ready; empty if all processes are ready."""
         for name in sorted(self._restarters):
             default = STARTING if name in self._reporting_ready or name not in self._processes else ""
@@ -83,20 +83,20 @@ class LocalFleet:
                 return f"{name}: {problem}"
         return ""
 
-    def names(self) -> set[str]:
+    def list_names(self) -> set[str]:
         return set(self._restarters)
 
-    def names_reporting_open(self) -> set[str]:
+    def list_names_reporting_open(self) -> set[str]:
         return set(self._reporting_open)
 
-    def pids(self) -> dict[str, int]:
+    def list_pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._processes.items()}
 
-    async def until_open(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until a process has opened its endpoint; raise if a process fails before then."""
         await asyncio.shield(self._opened)
 
-    async def until_ready(self) -> tuple[bool, list[BlockDescription]]:
+    async def wait_until_ready(self) -> tuple[bool, list[BlockDescription]]:
         """Wait until a gateway is ready; return whether callers need an API key, and descriptions of some blocks."""
         found = await asyncio.shield(self._ready)
         return found["asks_for_keys"], [decode_description(each.encode()) for each in found["blocks"]]
@@ -115,8 +115,8 @@ class LocalFleet:
     async def close(self) -> None:
         """Kill all processes that still run."""
         self._stopping.update(self._restarters)
-        self._signal(self.names(), signal.SIGKILL)
-        await self.stop(self.names(), KILLED_S)
+        self._signal(self.list_names(), signal.SIGKILL)
+        await self.stop(self.list_names(), KILLED_S)
         await self._tasks.close()
         if self._opened.done():
             self._opened.exception()  # mark the error as retrieved, because no task may wait for it
@@ -139,7 +139,7 @@ class LocalFleet:
         if reason == "stopped":
             await asyncio.Event().wait()  # `stop` cancels this task
         self._fail_start(name, InternalError(f"{name} ended ({code}) before its endpoint was open; see its log"))
-        wait_s = backoff.next_wait_s(loop.time() - started)
+        wait_s = backoff.compute_next_wait_s(loop.time() - started)
         log.error("process_died", process=name, pid=pid, exit_code=code, restart_in_s=round(wait_s, 2))
         await asyncio.sleep(wait_s)
 
@@ -159,7 +159,7 @@ class LocalFleet:
             process = self._processes[name] = await self._start(command, tether)
             self._starts[name] += 1
             log.info("process_started", process=name, pid=process.pid)
-            self._liveness.started(name)
+            self._liveness.record_start(name)
             if name in self._stopping:  # `stop` was called while the process started
                 self._signal([name], signal.SIGTERM)
             return process.pid, await process.wait()
@@ -167,7 +167,7 @@ class LocalFleet:
             return 0, str(error)
         finally:
             tether.close()
-            self._liveness.ended(name)
+            self._liveness.record_end(name)
             self._problems.pop(name, None)
             if (ended := self._processes.pop(name, None)) is not None:
                 _kill_session_of(ended.pid)
@@ -184,7 +184,7 @@ class LocalFleet:
 
     def _receive(self, name: str, message: dict[str, Any]) -> None:
         if "loop_s" in message:
-            self._liveness.heartbeat_received(name, message["loop_s"])
+            self._liveness.record_heartbeat(name, message["loop_s"])
         if "open" in message:
             self._problems[name] = ""
             if not self._opened.done():
@@ -199,21 +199,21 @@ class LocalFleet:
                 log.error("process_failed", process=name, error=error.message)
 
     def _fail_start(self, name: str, error: PenstockError) -> bool:
-        """Make `until_open` raise the error; return False if an endpoint was already open."""
+        """Make `wait_until_open` raise the error; return False if an endpoint was already open."""
         if name not in self._reporting_open or self._opened.done():
             return False
         self._opened.set_exception(error)
         return True
 
     def _tick(self) -> None:
-        samples = {name: sample for name, pid in self.pids().items() if (sample := _read_sample(pid))}
+        samples = {name: sample for name, pid in self.list_pids().items() if (sample := _read_sample(pid))}
         for hang in self._liveness.tick(asyncio.get_running_loop().time(), samples):
             self._kill_hung(hang)
 
     def _kill_hung(self, hang: Hang) -> None:
         """Kill a hung process with SIGKILL, because a stopped or deadlocked process does not handle SIGTERM."""
         if hang.name not in self._hung:
-            pid, seconds = self.pids()[hang.name], round(hang.seconds, 1)
+            pid, seconds = self.list_pids()[hang.name], round(hang.seconds, 1)
             log.error("process_hung", process=hang.name, pid=pid, reason=hang.kind, silent_s=seconds)
         self._hung.add(hang.name)
         self._signal([hang.name], signal.SIGKILL)

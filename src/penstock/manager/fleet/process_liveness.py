@@ -50,13 +50,13 @@ class ProcessLiveness:
         self._lives: dict[str, _ProcessState] = {}
         self._last: float | None = None
 
-    def started(self, name: str) -> None:
+    def record_start(self, name: str) -> None:
         self._lives[name] = _ProcessState()
 
-    def ended(self, name: str) -> None:
+    def record_end(self, name: str) -> None:
         self._lives.pop(name, None)
 
-    def heartbeat_received(self, name: str, loop_s: float | None) -> None:
+    def record_heartbeat(self, name: str, loop_s: float | None) -> None:
         """Record a heartbeat. `loop_s`: how long the event loop has been blocked; None: the loop has not started."""
         if life := self._lives.get(name):
             life.has_loop, life.loop_s = loop_s is not None, loop_s or 0.0

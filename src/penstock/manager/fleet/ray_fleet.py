@@ -104,10 +104,12 @@ class RayFleet:
         )
         actor.remote(asdict(role), self._config, self._host)
 
-    async def start_like(self, name: str, other: str) -> None:
-        """Start a role with the same arguments as the role `other`."""
-        plan, self._config, self._host = await _wait_answer(ray.get_actor(other).plan.remote())
-        command = tuple(part if part != _role_name(other) else _role_name(name) for part in plan["command"])
+    async def start_copy(self, name: str, copied_name: str) -> None:
+        """Start a role with the same arguments as the role `copied_name`."""
+        plan, self._config, self._host = await _wait_answer(ray.get_actor(copied_name).plan.remote())
+        command = tuple(
+            part if part != _extract_role_name(copied_name) else _extract_role_name(name) for part in plan["command"]
+        )
         await self.start(
             FleetRole(**{**plan, "name": name, "command": command, "resources": RoleResources(**plan["resources"])})
         )
@@ -116,9 +118,9 @@ class RayFleet:
         await asyncio.gather(*(self._stop(name, timeout_s) for name in names))
 
     async def watch(self) -> list[RoleStatus]:
-        return list(await asyncio.gather(*(self._fetch_status(name) for name in self.names())))
+        return list(await asyncio.gather(*(self._fetch_status(name) for name in self.list_names())))
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return sorted(ray.util.list_named_actors())
 
     async def close(self) -> None:
@@ -143,11 +145,11 @@ class RayFleet:
             return RoleStatus(name, "waiting")
 
 
-async def _wait_answer(reference: Any, within_s: float = ANSWER_S) -> Any:
-    return await asyncio.wait_for(asyncio.wrap_future(reference.future()), within_s)
+async def _wait_answer(reference: Any, timeout_s: float = ANSWER_S) -> Any:
+    return await asyncio.wait_for(asyncio.wrap_future(reference.future()), timeout_s)
 
 
-def _role_name(name: str) -> str:
+def _extract_role_name(name: str) -> str:
     """Return the role's name without the name of its node."""
     return name.rpartition(".")[2]
 

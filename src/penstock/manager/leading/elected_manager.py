@@ -13,10 +13,10 @@ LOOK_S = 0.2
 class ElectedManager:
     """A LeaderSource that reads the leader's address from this manager's Election."""
 
-    def __init__(self, control: ControlPlane, own: str) -> None:
-        """`own` is this manager's address, to which reads are sent while no manager leads."""
+    def __init__(self, control: ControlPlane, own_address: str) -> None:
+        """`own_address` is this manager's address, to which reads are sent while no manager leads."""
         self._control = control
-        self._own = own
+        self._own = own_address
         self._must_look = asyncio.Event()
 
     async def follow(self) -> AsyncIterator[LeaderAddress]:

@@ -89,7 +89,7 @@ class Election:
     @property
     def epoch(self) -> int:
         """Return the epoch of this manager's term, or 0 if this manager does not lead at this moment."""
-        return self._leadership.epoch(self._clock())
+        return self._leadership.compute_epoch(self._clock())
 
     @property
     def leader_epoch(self) -> int:
@@ -97,13 +97,13 @@ class Election:
         return self._leader_revision if self.leader is not None else 0
 
     @property
-    def guard(self) -> Compare:
+    def write_condition(self) -> Compare:
         """Return the condition of every write: the write fails if this manager no longer leads."""
         if epoch := self.epoch:
             return Compare(LEADER_KEY, epoch)
-        raise self.not_leading()
+        raise self.make_not_leading_error()
 
-    def not_leading(self) -> NotLeader:
+    def make_not_leading_error(self) -> NotLeader:
         leader = self.leader
         if leader is None or leader.address == self._manager.address:
             return NotLeader("no manager leads this cluster at the moment; try again", leader="")
@@ -245,12 +245,12 @@ def _list_entries(update: Snapshot | Sequence[Change]) -> Sequence[Record | Chan
     return update.records if isinstance(update, Snapshot) else update
 
 
-def _read_record(kind: type[M], value: bytes | None) -> M | None:
+def _read_record(record_type: type[M], value: bytes | None) -> M | None:
     """Return the record, or None if the value is missing or was written by an incompatible version of Penstock."""
     if value is None:
         return None
     try:
-        return kind.model_validate_json(value)
+        return record_type.model_validate_json(value)
     except ValidationError as error:
         log.warning("manager_record_unreadable", error=str(error))
         return None

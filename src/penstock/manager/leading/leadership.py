@@ -157,7 +157,7 @@ class Leadership:
         self._call_at = self._register_at = self._campaign_at = 0.0
         self._is_resigned = False
 
-    def epoch(self, now: float) -> int:
+    def compute_epoch(self, now: float) -> int:
         """Return the epoch, or 0 if this manager does not lead.
 
         Call this before every write, because the process may have been paused since the last check.
@@ -216,7 +216,7 @@ class Leadership:
         return [*ended, *self._update_term(now), *self._start_due_calls(now)]
 
     def _update_term(self, now: float) -> list[LeadershipAction]:
-        epoch = self.epoch(now)
+        epoch = self.compute_epoch(now)
         if epoch == self._term:
             return []
         found: list[LeadershipAction] = []

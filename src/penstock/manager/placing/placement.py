@@ -2,7 +2,7 @@
 
 `place_blocks` keeps blocks on the workers that hold them, if they may stay, and places missing replicas on the emptiest
 worker that may hold them. To balance the load, it moves no more replicas than new workers should hold. It returns only
-the target; `BlockTable.assigned_to` keeps a block on the workers that serve it until its target workers serve it.
+the target; `BlockTable.find_assigned_workers` keeps a block on workers that serve it until its targets serve it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Placement:
         found = [_format_heading(demand, len(holders), self.missing.get(block_id, 0))]
         for worker in holders:
             site = self._sites[worker]
-            merits = "; ".join([*site.merits(demand), f"its load is {site.level:.3g}, the mean is {mean:.3g}"])
+            merits = "; ".join([*site.list_merits(demand), f"its load is {site.level:.3g}, the mean is {mean:.3g}"])
             found.append(f"{worker} holds it: {self._reasons.get((block_id, worker), EVERYWHERE)} ({merits}).")
         without: dict[str, list[str]] = {}
         for site in self._sites.values():
@@ -59,7 +59,7 @@ class Placement:
         return found + [f"Not on {_join_names(workers)}: {why}." for why, workers in without.items()]
 
     def _explain_refusal(self, demand: BlockDemand, site: Site, mean: float) -> str:
-        if refusal := site.refusal(demand):
+        if refusal := site.explain_refusal(demand):
             return refusal
         level = f"its load is {site.level:.3g}, the mean is {mean:.3g}"
         if site.is_last_resort:
@@ -70,20 +70,20 @@ class Placement:
 
 
 def place_blocks(
-    blocks: Iterable[BlockDemand], workers: Iterable[WorkerCapacity], held: Mapping[str, Collection[str]]
+    blocks: Iterable[BlockDemand], workers: Iterable[WorkerCapacity], held_by_block: Mapping[str, Collection[str]]
 ) -> Placement:
     """Return a placement of the blocks on the workers.
 
-    `held` contains, by block, the workers that the previous placement chose, or the workers that hold the block. If
-    `held` is the result of a call with the same blocks and workers, nothing moves.
+    `held_by_block` contains, by block, the workers that the previous placement chose, or the workers that hold the
+    block. With the result of a call for the same blocks and workers, nothing moves.
     """
     placing = _PlacementBuilder(blocks, workers)
-    budget = placing.keep(held)
-    placing.fill()
-    placing.fill_everywhere()
-    placing.balance(budget)
-    placing.spread(budget)
-    return placing.result()
+    budget = placing.keep_held_blocks(held_by_block)
+    placing.place_missing_replicas()
+    placing.place_everywhere()
+    placing.balance_load(budget)
+    placing.spread_replicas(budget)
+    return placing.make_placement()
 
 
 class _PlacementBuilder:
@@ -105,7 +105,7 @@ class _PlacementBuilder:
         self._stuck: set[str] = set()  # blocks that fit on no other site until some block is removed from a site
         self._lost_from: dict[str, list[str]] = {}  # by block, the workers that no longer hold it
 
-    def result(self) -> Placement:
+    def make_placement(self) -> Placement:
         holders = {block_id: tuple(sorted(sites)) for block_id, sites in self._holders.items()}
         missing = {
             block_id: short
@@ -116,22 +116,22 @@ class _PlacementBuilder:
 
     # --- keeping held blocks
 
-    def keep(self, held: Mapping[str, Collection[str]]) -> float:
+    def keep_held_blocks(self, held_by_block: Mapping[str, Collection[str]]) -> float:
         """Keep blocks on the sites that hold them, if allowed; return how many blocks may move to balance the load."""
         surplus: list[BlockDemand] = []
         needed: list[BlockDemand] = []
         for block_id, block in self._blocks.items():
-            has_many = 0 < block.replicas < len(held.get(block_id, ()))
+            has_many = 0 < block.replicas < len(held_by_block.get(block_id, ()))
             (surplus if has_many else needed).append(block)
         for block in (*needed, *surplus):  # surplus replicas must not take capacity from needed replicas
-            for worker in sorted(held.get(block.block_id, ())):
+            for worker in sorted(held_by_block.get(block.block_id, ())):
                 site = self._sites.get(worker)
-                if site is not None and not site.refusal(block, is_held=True):
+                if site is not None and not site.explain_refusal(block, is_held=True):
                     self._add(block, site, KEPT)
                 else:
                     self._lost_from.setdefault(block.block_id, []).append(worker)
         for block in surplus:
-            self._trim(block)
+            self._remove_surplus(block)
         lost = sum(
             min(len(gone), max(0, self._blocks[block_id].replicas - len(self._holders[block_id])))
             for block_id, gone in self._lost_from.items()
@@ -146,25 +146,27 @@ class _PlacementBuilder:
             return inf
         return max(1, int(FULL * replicas * new / sum(site.weight for site in self._open)))
 
-    def _trim(self, block: BlockDemand) -> None:
+    def _remove_surplus(self, block: BlockDemand) -> None:
         """Remove surplus replicas: first replicas that share a zone or machine, then replicas on full sites."""
         holders = self._holders[block.block_id]
         while len(holders) > block.replicas:
-            self._remove(block, max(holders.values(), key=lambda site: (self._nearness(block, site), site.level)))
+            self._remove(
+                block, max(holders.values(), key=lambda site: (self._compute_nearness(block, site), site.level))
+            )
 
     # --- placing missing replicas
 
-    def fill(self) -> None:
+    def place_missing_replicas(self) -> None:
         """Place missing replicas; the blocks that are hardest to place come first."""
         short = [block for block in self._blocks.values() if len(self._holders[block.block_id]) < block.replicas]
-        for block in sorted(short, key=_placing_order_key):
+        for block in sorted(short, key=_compute_placing_order):
             while len(self._holders[block.block_id]) < block.replicas:
                 site = self._find_best_site(block) or self._make_room(block)
                 if site is None:
                     break
                 self._add(block, site, self._explain_choice(block, site))
 
-    def fill_everywhere(self) -> None:
+    def place_everywhere(self) -> None:
         """Place each block without a set number of replicas on every site that may hold the block.
 
         Blocks without any constraint are counted together, which is much faster.
@@ -180,7 +182,7 @@ class _PlacementBuilder:
                 weight += block.weight
                 continue
             for site in self._open:
-                if site.worker_id not in self._holders[block.block_id] and not site.refusal(block):
+                if site.worker_id not in self._holders[block.block_id] and not site.explain_refusal(block):
                     self._add(block, site, EVERYWHERE)
         for site in self._open:
             site.add_load(weight)
@@ -196,16 +198,16 @@ class _PlacementBuilder:
         for level in sorted(set(levels)):
             tied = [site for site, its_level in zip(self._open, levels, strict=True) if its_level == level]
             for site in sorted(tied, key=lambda site: crc32(site.key, seed)):  # a different order for each block
-                if site.worker_id in holders or site.refusal(block):
+                if site.worker_id in holders or site.explain_refusal(block):
                     continue
-                score = site.is_last_resort, self._nearness(block, site, without)
+                score = site.is_last_resort, self._compute_nearness(block, site, without)
                 if best is None or score < best_score:
                     best, best_score = site, score
                 if best_score == least:
                     return best  # all later sites are fuller, and none is further away
         return best
 
-    def _nearness(self, block: BlockDemand, site: Site, without: Site | None = None) -> Nearness:
+    def _compute_nearness(self, block: BlockDemand, site: Site, without: Site | None = None) -> Nearness:
         """Return how many replicas share the site's zone, how many share its machine, and the number of conflicts.
 
         A conflict is a worker on the site's machine that holds a block which anti-affinity keeps away from this block.
@@ -225,13 +227,13 @@ class _PlacementBuilder:
         why = f"{lost.pop(0)} no longer holds it, and " if lost else ""
         where = ""
         if others and block.replicas > 1:
-            is_apart = not any(self._nearness(block, site)[:2])
+            is_apart = not any(self._compute_nearness(block, site)[:2])
             where = f" away from {_join_names(others)}" if is_apart else " that does not hold it yet"
         return f"{why}it was the emptiest worker{where} that may hold it"
 
     def _make_room(self, block: BlockDemand) -> Site | None:
         """Move another block away from a site so that this block fits there; return the site."""
-        for site in sorted(self._open, key=lambda site: (self._nearness(block, site), site.level)):
+        for site in sorted(self._open, key=lambda site: (self._compute_nearness(block, site), site.level)):
             if site.worker_id in self._holders[block.block_id]:
                 continue
             for other in [self._blocks[each] for each in site.blocks]:
@@ -247,10 +249,10 @@ class _PlacementBuilder:
 
     # --- balancing the load
 
-    def balance(self, budget: float) -> None:
+    def balance_load(self, max_moves: float) -> None:
         exhausted: set[tuple[str, str]] = set()  # pairs of sites between which no block can move
         mean = _compute_mean_level(self._sites.values())
-        while len(self._moves) < budget and (move := self._find_next_move(mean, exhausted)) is not None:
+        while len(self._moves) < max_moves and (move := self._find_next_move(mean, exhausted)) is not None:
             block, donor, receiver = move
             self._move(block, donor, receiver, f"it was emptier than {donor.worker_id}, which held it before")
 
@@ -268,65 +270,67 @@ class _PlacementBuilder:
                 if (donor.worker_id, receiver.worker_id) in exhausted:
                     continue
                 most = inf if donor.level > HIGH * mean else FULL * mean
-                block = self._find_movable(donor, receiver, most)
+                block = self._find_movable_block(donor, receiver, most)
                 if block is not None:
                     return block, donor, receiver
                 exhausted.add((donor.worker_id, receiver.worker_id))
         return None
 
-    def _find_movable(self, donor: Site, receiver: Site, most: float) -> BlockDemand | None:
+    def _find_movable_block(self, source: Site, target: Site, max_weight: float) -> BlockDemand | None:
         """Return the block whose move separates its replicas most; of several such blocks, the heaviest."""
         best: tuple[Nearness, float, int] | None = None
         found = None
-        for block_id in donor.blocks:
+        for block_id in source.blocks:
             block = self._blocks[block_id]
-            level = receiver.level_with(block)
-            if not block.replicas or not block.weight or receiver.worker_id in self._holders[block_id]:
+            level = target.compute_level_with(block)
+            if not block.replicas or not block.weight or target.worker_id in self._holders[block_id]:
                 continue
-            if level >= donor.level or level > most or receiver.refusal(block):
+            if level >= source.level or level > max_weight or target.explain_refusal(block):
                 continue
-            gain = self._compute_gain(block, donor, receiver)
-            score = gain, block.weight, -_tie_order(block_id, receiver.worker_id)
+            gain = self._compute_gain(block, source, target)
+            score = gain, block.weight, -_compute_tie_order(block_id, target.worker_id)
             if gain >= (0, 0, 0) and (best is None or score > best):
                 best, found = score, block
         return found
 
-    def _compute_gain(self, block: BlockDemand, donor: Site, receiver: Site) -> Nearness:
-        before = self._nearness(block, donor)
-        after = self._nearness(block, receiver, without=donor)
+    def _compute_gain(self, block: BlockDemand, source: Site, target: Site) -> Nearness:
+        before = self._compute_nearness(block, source)
+        after = self._compute_nearness(block, target, without=source)
         return before[0] - after[0], before[1] - after[1], before[2] - after[2]
 
-    def spread(self, budget: float) -> None:
+    def spread_replicas(self, max_moves: float) -> None:
         """Move replicas that share a machine or a zone to other sites with capacity."""
         most = FULL * _compute_mean_level(self._sites.values())
         for block in self._blocks.values():
             holders = self._holders[block.block_id]
-            if block.replicas < 2 or len(self._moves) >= budget:
+            if block.replicas < 2 or len(self._moves) >= max_moves:
                 continue
-            donor = max(holders.values(), key=lambda site: (self._nearness(block, site), site.level), default=None)
-            if donor is None or not donor.is_open or not any(self._nearness(block, donor)[:2]):
+            donor = max(
+                holders.values(), key=lambda site: (self._compute_nearness(block, site), site.level), default=None
+            )
+            if donor is None or not donor.is_open or not any(self._compute_nearness(block, donor)[:2]):
                 continue
             receiver = self._find_best_site(block, without=donor)
-            if receiver is None or receiver.is_last_resort or receiver.level_with(block) > most:
+            if receiver is None or receiver.is_last_resort or receiver.compute_level_with(block) > most:
                 continue
             if self._compute_gain(block, donor, receiver) > (0, 0, 0):
                 self._move(block, donor, receiver, f"{donor.worker_id}, which held it before, is near another replica")
 
     # --- helpers
 
-    def _move(self, block: BlockDemand, donor: Site, receiver: Site, why: str) -> None:
-        self._remove(block, donor)
-        self._add(block, receiver, why)
-        self._moves.append(Move(block.block_id, donor.worker_id, receiver.worker_id))
+    def _move(self, block: BlockDemand, source: Site, target: Site, reason: str) -> None:
+        self._remove(block, source)
+        self._add(block, target, reason)
+        self._moves.append(Move(block.block_id, source.worker_id, target.worker_id))
 
-    def _add(self, block: BlockDemand, site: Site, why: str) -> None:
-        site.put(block)
+    def _add(self, block: BlockDemand, site: Site, reason: str) -> None:
+        site.add_block(block)
         self._holders[block.block_id][site.worker_id] = site
-        self._reasons[block.block_id, site.worker_id] = why
+        self._reasons[block.block_id, site.worker_id] = reason
 
     def _remove(self, block: BlockDemand, site: Site) -> None:
         self._stuck.clear()
-        site.take(block)
+        site.remove_block(block)
         del self._holders[block.block_id][site.worker_id]
 
 
@@ -336,13 +340,13 @@ def _compute_mean_level(sites: Iterable[Site]) -> float:
     return sum(site.level * site.weight for site in present) / weight if weight else 0.0
 
 
-def _placing_order_key(block: BlockDemand) -> tuple[float, float, float, int, float, str]:
+def _compute_placing_order(block: BlockDemand) -> tuple[float, float, float, int, float, str]:
     """Return the key that sorts blocks for placing: large blocks and blocks with many constraints come first."""
     constraints = len(block.labels) + len(block.anti_affinity)
     return -block.gpu_memory_bytes, -block.memory_bytes, -block.cpu, -constraints, -block.weight, block.block_id
 
 
-def _tie_order(block_id: str, worker_id: str) -> int:
+def _compute_tie_order(block_id: str, worker_id: str) -> int:
     """Return the key that sorts equally good workers; the order differs from block to block."""
     return crc32(f"{block_id}/{worker_id}".encode())
 
@@ -359,7 +363,7 @@ def _format_heading(block: BlockDemand, holders: int, missing: int) -> str:
     return f"{block.block_id} wants {wanted}{where}: {holders} placed{short}."
 
 
-def _join_names(workers: list[str], most: int = 3) -> str:
-    if len(workers) <= most:
+def _join_names(workers: list[str], max_names: int = 3) -> str:
+    if len(workers) <= max_names:
         return ", ".join(workers[:-1]) + " and " * (len(workers) > 1) + workers[-1]
-    return f"{', '.join(workers[:most])} and {len(workers) - most} more"
+    return f"{', '.join(workers[:max_names])} and {len(workers) - max_names} more"

@@ -58,17 +58,17 @@ class WorkerCapacity:
 class FreeCapacity:
     """The free part of a worker's own or shared capacity."""
 
-    def __init__(self, cpu: float, memory: float, gpu_memory: float, where: str = "") -> None:
+    def __init__(self, cpu: float, memory: float, gpu_memory: float, place: str = "") -> None:
         self.cpu, self.memory, self.gpu_memory = cpu, memory, gpu_memory
         self.whole_cpu, self.whole_memory, self.whole_gpu_memory = cpu, memory, gpu_memory
-        self._where = where
+        self._where = place
 
     def count(self, block: BlockDemand, sign: int) -> None:
         self.cpu -= sign * block.cpu
         self.memory -= sign * block.memory_bytes
         self.gpu_memory -= sign * block.gpu_memory_bytes
 
-    def refusal(self, block: BlockDemand) -> str:
+    def explain_refusal(self, block: BlockDemand) -> str:
         if block.cpu > self.cpu:
             return f"the block needs {block.cpu:g} cores, and {self.cpu:g} of {self.whole_cpu:g} are free{self._where}"
         if block.memory_bytes > self.memory:
@@ -110,11 +110,11 @@ class Site:
         self._names: Counter[str] = Counter()  # of its blocks
         self._excluded: Counter[str] = Counter()  # names in the anti-affinity of its blocks
 
-    def put(self, block: BlockDemand) -> None:
+    def add_block(self, block: BlockDemand) -> None:
         self.blocks[block.block_id] = block
         self._adjust(block, 1)
 
-    def take(self, block: BlockDemand) -> None:
+    def remove_block(self, block: BlockDemand) -> None:
         del self.blocks[block.block_id]
         self._adjust(block, -1)
 
@@ -122,7 +122,7 @@ class Site:
         self.load += weight
         self.level = self.load / self.weight
 
-    def level_with(self, block: BlockDemand) -> float:
+    def compute_level_with(self, block: BlockDemand) -> float:
         return (self.load + block.weight) / self.weight
 
     def conflicts_with(self, block: BlockDemand) -> bool:
@@ -134,11 +134,11 @@ class Site:
 
     def fits_without(self, block: BlockDemand, other: BlockDemand) -> bool:
         self._adjust(other, -1)
-        refusal = self.refusal(block)
+        refusal = self.explain_refusal(block)
         self._adjust(other, 1)
         return not refusal
 
-    def refusal(self, block: BlockDemand, is_held: bool = False) -> str:
+    def explain_refusal(self, block: BlockDemand, is_held: bool = False) -> str:
         """Return why the worker may not hold the block, as the end of a sentence; empty if the worker may.
 
         `is_held`: the worker already holds the block, and may keep it even if the worker gets no new blocks.
@@ -155,13 +155,13 @@ class Site:
                 return f"the block needs {_format_label(key, value)}, and the worker has {actual}"
         if block.cpu or block.memory_bytes or block.gpu_memory_bytes:
             for free in self._free:
-                if refusal := free.refusal(block):
+                if refusal := free.explain_refusal(block):
                     return refusal
         if (block.anti_affinity or self._excluded) and self.conflicts_with(block):
             return f"the block must not be on a worker with {self._find_conflict(block)}, which is there"
         return ""
 
-    def merits(self, block: BlockDemand) -> list[str]:
+    def list_merits(self, block: BlockDemand) -> list[str]:
         """Return phrases that name the labels and resources that the block needs and the worker has."""
         has = [_format_label(key, self._labels[key]) for key in block.labels if self._labels.get(key)]
         found = [f"it has {', '.join(has)}"] if has else []
@@ -182,21 +182,21 @@ class Site:
         return next(
             other.block_id
             for other in self.blocks.values()
-            if block.anti_affinity & _names(other) or other.anti_affinity & _names(block)
+            if block.anti_affinity & _list_names(other) or other.anti_affinity & _list_names(block)
         )
 
     def _adjust(self, block: BlockDemand, sign: int) -> None:
         self.add_load(sign * block.weight)
         for free in self._free:
             free.count(block, sign)
-        for counted, names in ((self._names, _names(block)), (self._excluded, block.anti_affinity)):
+        for counted, names in ((self._names, _list_names(block)), (self._excluded, block.anti_affinity)):
             for name in names:
                 counted[name] += sign
                 if not counted[name]:
                     del counted[name]
 
 
-def _names(block: BlockDemand) -> frozenset[str]:
+def _list_names(block: BlockDemand) -> frozenset[str]:
     return block.names | {block.block_id}
 
 
@@ -204,5 +204,5 @@ def _format_label(key: str, value: str) -> str:
     return f"{key}={value}" if value else f"the label {key}"
 
 
-def _describe_shortage(what: str, needed: float, free: float, whole: float) -> str:
-    return f"the block needs {needed / GIB:.3g} GiB of {what}, and {free / GIB:.3g} of {whole / GIB:.3g} are free"
+def _describe_shortage(resource: str, needed: float, free: float, whole: float) -> str:
+    return f"the block needs {needed / GIB:.3g} GiB of {resource}, and {free / GIB:.3g} of {whole / GIB:.3g} are free"

@@ -29,12 +29,12 @@ ROLLED_BLOCK_FIGURES = ("outcomes", "errors", "p50_s", "p95_s")
 
 def with_etag(status: M, revision: int) -> M:
     """Set the status's ETag and return the status."""
-    digest = blake2b(without_figures(status).SerializeToString(deterministic=True), digest_size=DIGEST_BYTES)
+    digest = blake2b(remove_figures(status).SerializeToString(deterministic=True), digest_size=DIGEST_BYTES)
     status.MergeFrom(type(status)(etag=f"{revision}-{digest.hexdigest()}"))
     return status
 
 
-def without_figures(status: M) -> M:
+def remove_figures(status: M) -> M:
     steady = type(status)()
     steady.CopyFrom(status)
     for name in FIGURES.get(status.DESCRIPTOR.name, ()):
@@ -58,14 +58,14 @@ def require_etag(expected: str, key: str, revisions: Mapping[str, int]) -> Itera
         return
     revision = revisions.get(key, 0)
     if str(revision) not in [tag.strip().strip('"').partition("-")[0] for tag in expected.split(",")]:
-        raise _changed_error(key)
+        raise _make_changed_error(key)
     try:
         yield [Compare(key, revision)]
     except Conflict as error:
         if isinstance(error, NameTaken | PreconditionFailed):
             raise
-        raise _changed_error(key) from error
+        raise _make_changed_error(key) from error
 
 
-def _changed_error(key: str) -> PreconditionFailed:
+def _make_changed_error(key: str) -> PreconditionFailed:
     return PreconditionFailed(f"'{key.partition('/')[2]}' has changed since it was read; read it again and retry")

@@ -101,13 +101,13 @@ class Publisher:
         self._assigned: dict[str, AssignedBlock] = {}  # by block, its item in the workers' assignments
         self._tokens = TokenItem()
 
-    def blocks(self) -> list[BlockView]:
-        return [item for item in self.view.items().values() if isinstance(item, BlockView)]
+    def list_blocks(self) -> list[BlockView]:
+        return [item for item in self.view.get_items().values() if isinstance(item, BlockView)]
 
-    def assignment(self, worker: str) -> VersionedMap[WorkerUpdate]:
+    def get_assignment(self, worker: str) -> VersionedMap[WorkerUpdate]:
         return self._assignments[worker]
 
-    def publish(self, table: BlockTable, state: DesiredState) -> bool:
+    def publish_blocks(self, table: BlockTable, state: DesiredState) -> bool:
         """Publish the changes of the block table; return whether anything changed.
 
         Only the models and workers that changed are computed again. At 1,000 blocks and 100 workers this takes 0.02 ms
@@ -117,28 +117,28 @@ class Publisher:
         for model in sorted(changes.models):
             self._publish_model(model, table, state)
         for model in sorted(changes.states - changes.models):
-            self._publish_views(table.of_model(model), state.routings.get(model, ""))
-        for worker in changes.workers & table.workers():
+            self._publish_views(table.list_model_blocks(model), state.routings.get(model, ""))
+        for worker in changes.workers & table.list_workers():
             self._get_or_create_map(worker).put(GATEWAYS, _list_gateway_endpoints(state))
             self._get_or_create_map(worker).put(ACCESS, self._tokens)
-            for block in table.assigned_blocks():
-                if worker in table.assigned_to(block):
+            for block in table.list_assigned_blocks():
+                if worker in table.find_assigned_workers(block):
                     self._add_to_assignment(worker, block.block_id)
         return bool(changes)
 
-    def gateways_changed(self, state: DesiredState) -> None:
-        self.view.put(GATEWAYS, GatewayItem(state.membership, state.gateways.members()))
+    def publish_gateways(self, state: DesiredState) -> None:
+        self.view.put(GATEWAYS, GatewayItem(state.membership, state.gateways.list_members()))
         for items in self._assignments.values():
             items.put(GATEWAYS, _list_gateway_endpoints(state))
 
-    def workers_keys_changed(self, keys: Iterable[str]) -> None:
+    def publish_workers_keys(self, keys: Iterable[str]) -> None:
         """Publish the public keys of all workers; the keys of replaced processes become invalid."""
         self.view.put(WORKERS_KEYS, WorkersKeys(tuple(sorted(key for key in keys if key))))
 
-    def routes_changed(self, routes: Iterable[NameRoute]) -> None:
+    def publish_routes(self, routes: Iterable[NameRoute]) -> None:
         self.view.replace({ROUTE + route.name: route for route in routes}, ROUTE)
 
-    def access_changed(self, access: AccessView) -> None:
+    def publish_access(self, access: AccessView) -> None:
         signers = tuple(sorted(access.signers.items()))
         self.view.put(ACCESS, AccessItem(access.secret, access.is_asking, signers))
         expires_at = tuple(sorted(access.expires_at.items()))
@@ -148,7 +148,7 @@ class Publisher:
         keys = {KEY + key_id: KeyItem(key_id, record) for key_id, record in access.keys.items()}
         self.view.replace(keys, KEY)
 
-    def records_changed(self, records: Mapping[str, bytes], prefix: str) -> None:
+    def publish_records(self, records: Mapping[str, bytes], prefix: str) -> None:
         """Publish a feature's records, whose keys begin with `prefix`."""
         self.view.replace({RECORD + key: RecordItem(key, value) for key, value in records.items()}, RECORD + prefix)
 
@@ -157,7 +157,7 @@ class Publisher:
         if (items := self._assignments.get(worker)) is not None:
             items.put(ENDPOINT, OpenEndpoint())
 
-    def forget(self, worker: str) -> None:
+    def forget_worker(self, worker: str) -> None:
         forgotten = self._assignments.pop(worker, None)
         if forgotten is not None:
             self._forgotten = max(self._forgotten, forgotten.revision)
@@ -165,10 +165,10 @@ class Publisher:
             given.discard(worker)
 
     def _publish_model(self, model: str, table: BlockTable, state: DesiredState) -> None:
-        blocks = table.of_model(model)
+        blocks = table.list_model_blocks(model)
         self._publish_views(blocks, state.routings.get(model, ""))
         for block in blocks:
-            self._update_assignments(block, table.assigned_to(block))
+            self._update_assignments(block, table.find_assigned_workers(block))
         known = {block.block_id for block in blocks}
         for block_id in self._known.get(model, set()) - known:
             self.view.remove(BLOCK + block_id)
@@ -203,7 +203,7 @@ class Publisher:
         revision of a removed map.
         """
         if worker not in self._assignments:
-            self._assignments[worker] = VersionedMap(after=self._forgotten)
+            self._assignments[worker] = VersionedMap(last_revision=self._forgotten)
         return self._assignments[worker]
 
     def _remove_from_assignment(self, worker: str, block_id: str) -> None:
@@ -228,7 +228,7 @@ def _build_block_view(block: DeployedBlock, routing: str) -> BlockView:
         block.block_id,
         block.model,
         block.version,
-        *block.state(),
+        *block.compute_state(),
         routing,
         block.has_served,
         block.is_new,

@@ -15,16 +15,16 @@ MAX_REMOVED = 4096  # removed keys that are remembered
 @dataclass(frozen=True, slots=True)
 class MapDelta(Generic[T]):
     revision: int  # of the map after this delta
-    since: int  # the revision that the delta follows; 0 for a snapshot
+    since_revision: int  # the revision that the delta follows; 0 for a snapshot
     is_snapshot: bool  # `changed` contains all items
     changed: Mapping[str, T]
     removed: tuple[str, ...] = ()
 
 
 class VersionedMap(Generic[T]):
-    def __init__(self, max_removed: int = MAX_REMOVED, after: int = 0) -> None:
+    def __init__(self, max_removed: int = MAX_REMOVED, last_revision: int = 0) -> None:
         """`after`: the last revision of an earlier map; a reader that has seen only the earlier map gets a snapshot."""
-        self.revision = after + 1 if after else 0
+        self.revision = last_revision + 1 if last_revision else 0
         self._max_removed = max_removed
         self._items: dict[str, T] = {}
         self._changes: dict[str, int] = {}  # key to the revision of its last change, oldest first; removed keys too
@@ -34,7 +34,7 @@ class VersionedMap(Generic[T]):
     def get(self, key: str) -> T | None:
         return self._items.get(key)
 
-    def items(self) -> Mapping[str, T]:
+    def get_items(self) -> Mapping[str, T]:
         return self._items
 
     def put(self, key: str, value: T) -> bool:
@@ -63,20 +63,20 @@ class VersionedMap(Generic[T]):
         removed = [self.remove(key) for key in others]
         return any([*removed, *[self.put(key, value) for key, value in items.items()]])
 
-    def since(self, seen: int) -> MapDelta[T]:
-        """Return the changes after revision `seen`, or a snapshot if `seen` is 0 or too old."""
-        if seen <= 0 or seen < self._floor or seen > self.revision:
+    def read_since(self, revision: int) -> MapDelta[T]:
+        """Return the changes after a revision, or a snapshot if `revision` is 0 or too old."""
+        if revision <= 0 or revision < self._floor or revision > self.revision:
             return MapDelta(self.revision, 0, True, dict(self._items))
         changed: dict[str, T] = {}
         removed: list[str] = []
         for key in reversed(self._changes):
-            if self._changes[key] <= seen:
+            if self._changes[key] <= revision:
                 break
             if key in self._items:
                 changed[key] = self._items[key]
             else:
                 removed.append(key)
-        return MapDelta(self.revision, seen, False, dict(reversed(changed.items())), tuple(reversed(removed)))
+        return MapDelta(self.revision, revision, False, dict(reversed(changed.items())), tuple(reversed(removed)))
 
     def _change(self, key: str) -> None:
         self.revision += 1

@@ -14,7 +14,7 @@ from penstock.models.folder import version_settings
 from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.built_in import BUILT_IN
 from penstock.tasks.options import TaskSettings
-from penstock.telemetry.control_groups import usable_cores
+from penstock.telemetry.control_groups import count_usable_cores
 
 # Problems with the task's files. The network can be tried in spite of them.
 TASK_FILE_PROBLEMS = {"missing_tokenizer", "invalid_tokenizer", "missing_labels", "invalid_labels"}
@@ -37,7 +37,7 @@ def examine_precision(settings: ModelSettings, facts: Mapping[str, object]) -> l
 
 
 def _check_threads(settings: ModelSettings) -> Iterator[Finding]:
-    cores = usable_cores()
+    cores = count_usable_cores()
     instances = settings.instances
     count = settings.instance_count()
     if instances.device in ("cpu", "auto") and count * instances.threads > cores:

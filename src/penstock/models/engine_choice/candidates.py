@@ -5,7 +5,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from penstock.models.model_yaml import AUTO, ModelSettings
-from penstock.telemetry.machine import processor_features
+from penstock.telemetry.machine import read_processor_features
 
 BF16_FEATURES = ("amx_bf16", "avx512_bf16")
 
@@ -62,7 +62,7 @@ def choose_by_features(settings: ModelSettings) -> EngineChoice:
     """Choose the engine without a trial. If the settings name an engine, choose this engine."""
     if settings.engine != AUTO:
         return EngineChoice(settings)
-    found = find_candidates(settings, processor_features(), would_use_gpu(settings))
+    found = find_candidates(settings, read_processor_features(), would_use_gpu(settings))
     return make_choice(TrialVerdict(found.ordered[0], found.reason), settings)
 
 

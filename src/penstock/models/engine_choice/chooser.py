@@ -17,8 +17,8 @@ from penstock.models.engine_choice.candidates import (
 from penstock.models.engine_choice.memory import ChoiceMemory, StoredChoice
 from penstock.models.loading import LoadedModel, LoadWith, ModelFile
 from penstock.models.model_yaml import ModelSettings
-from penstock.telemetry.control_groups import usable_cores
-from penstock.telemetry.machine import installed_version, processor, processor_features
+from penstock.telemetry.control_groups import count_usable_cores
+from penstock.telemetry.machine import find_installed_version, read_processor_features, read_processor_name
 
 FOLDER = "engine-choices"  # in the data directory
 RECIPE = "1"  # increase this number when trials change
@@ -41,7 +41,7 @@ class EngineChooser:
 
         If another worker is trying the engines for this model, wait for its result.
         """
-        settings, features = model.settings, processor_features()
+        settings, features = model.settings, read_processor_features()
         found = find_candidates(settings, features, would_use_gpu(settings))
         first = TrialVerdict(found.ordered[0], found.reason)
         if len(found.ordered) == 1 or not self.trial_s:
@@ -101,9 +101,9 @@ def _trial_key(model: ModelFile, fingerprint: str, features: Collection[str]) ->
     return {
         "recipe": RECIPE,
         "model": fingerprint,
-        "processor": processor(),
+        "processor": read_processor_name(),
         "features": " ".join(sorted(each for each in features if each.startswith(ENGINE_FEATURES))),
-        "cores": str(usable_cores()),
+        "cores": str(count_usable_cores()),
         "instances": f"{settings.instance_count()} x {settings.instances.threads}",
-        **{name: version for name in LIBRARIES if (version := installed_version(name))},
+        **{name: version for name in LIBRARIES if (version := find_installed_version(name))},
     }

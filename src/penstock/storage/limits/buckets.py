@@ -43,31 +43,31 @@ class Buckets:
 
     def take(self, charge: Charge, now: float, share: int = 1) -> ChargeResult:
         """Take a charge from its caller's buckets, or refuse the charge. This process has 1/`share` of each limit."""
-        if not charge.is_owed and (refusal := self.refusal(charge, now, share)) is not None:
+        if not charge.is_owed and (refusal := self.find_refusal(charge, now, share)) is not None:
             return refusal
         used = self._find_or_create(charge, now)
         used.is_ahead = True
         for spend in charge.spends:
-            unused = self._unused_value(spend.rate, now)
+            unused = self._compute_unused_value(spend.rate, now)
             until = max(used.until.get(spend.rate.name, unused), unused)
             used.until[spend.rate.name] = until + spend.cost_s * share
-        return ChargeResult(self._used_s(charge, now))
+        return ChargeResult(self._compute_used_s(charge, now))
 
-    def refusal(self, charge: Charge, now: float, share: int = 1) -> ChargeResult | None:
+    def find_refusal(self, charge: Charge, now: float, share: int = 1) -> ChargeResult | None:
         """Return the refusal that `take` would give now, or None if it would take the charge."""
         limit, wait_s = "", 0.0
-        if charge.slots and charge.held > ceil(charge.slots / share):
+        if charge.max_in_flight and charge.in_flight > ceil(charge.max_in_flight / share):
             limit, wait_s = CONCURRENCY, SLOT_RETRY_S
-        used_s = self._used_s(charge, now)
+        used_s = self._compute_used_s(charge, now)
         for spend, each_s in zip(charge.spends, used_s, strict=True):
-            missing_s = each_s + spend.need_s(share) - spend.rate.burst_s
+            missing_s = each_s + spend.compute_need_s(share) - spend.rate.burst_s
             if missing_s > TOLERANCE_S and spend.rate.is_total:
-                missing_s = self._unused_value(spend.rate, now) - now
+                missing_s = self._compute_unused_value(spend.rate, now) - now
             if missing_s > max(wait_s, TOLERANCE_S):
                 limit, wait_s = spend.rate.name, missing_s
         return ChargeResult(used_s, limit, wait_s) if limit else None
 
-    def certain_refusal(self, charge: Charge, now: float) -> ChargeResult | None:
+    def find_certain_refusal(self, charge: Charge, now: float) -> ChargeResult | None:
         """Return a refusal that is certain without asking the shared store, or None if the shared store must decide.
 
         The shared store must also decide while it does not know all charges that this process took.
@@ -75,26 +75,26 @@ class Buckets:
         used = self._used.get(charge.key)
         if used is not None and used.is_ahead:
             return None
-        refused = self.refusal(charge, now)
+        refused = self.find_refusal(charge, now)
         totals = [spend.rate.name for spend in charge.spends if spend.rate.is_total]
         if refused is None or refused.limit not in totals:
             return refused
         return refused if used is not None and now - used.known_at < FRESH_S else None
 
-    def set(self, charge: Charge, taken: ChargeResult, now: float) -> None:
+    def set_use(self, charge: Charge, result: ChargeResult, now: float) -> None:
         """Set the buckets of a charge to the values that a shared store reported."""
         used = self._find_or_create(charge, now)
         used.known_at = now
         used.is_ahead = used.is_ahead and len(charge.spends) < len(used.until)
-        for spend, used_s in zip(charge.spends, taken.used_s, strict=True):
-            used.until[spend.rate.name] = self._unused_value(spend.rate, now) + used_s
+        for spend, used_s in zip(charge.spends, result.used_s, strict=True):
+            used.until[spend.rate.name] = self._compute_unused_value(spend.rate, now) + used_s
 
-    def floors(self, charge: Charge, now: float) -> tuple[bool, tuple[float, ...]]:
+    def compute_minimum_use(self, charge: Charge, now: float) -> tuple[bool, tuple[float, ...]]:
         """Return whether the shared store lacks charges of this process, and the minimum use of each bucket."""
         used = self._used.get(charge.key)
-        return used is not None and used.is_ahead, self._used_s(charge, now)
+        return used is not None and used.is_ahead, self._compute_used_s(charge, now)
 
-    def _used_s(self, charge: Charge, now: float) -> tuple[float, ...]:
+    def _compute_used_s(self, charge: Charge, now: float) -> tuple[float, ...]:
         used = self._used.get(charge.key)
         if used is None:
             until = self._evicted.get(charge.key, [spend.rate.name for spend in charge.spends]) if self._evicted else {}
@@ -102,10 +102,10 @@ class Buckets:
             until = used.until
         if not until:
             return (0.0,) * len(charge.spends)
-        unused = [(spend.rate.name, self._unused_value(spend.rate, now)) for spend in charge.spends]
+        unused = [(spend.rate.name, self._compute_unused_value(spend.rate, now)) for spend in charge.spends]
         return tuple([max(until.get(name, at) - at, 0.0) for name, at in unused])
 
-    def _unused_value(self, rate: Rate, now: float) -> float:
+    def _compute_unused_value(self, rate: Rate, now: float) -> float:
         """Return the value of a bucket from which nothing was taken: now, or the end of a total's period."""
         return now + rate.burst_s - (now + self.ahead_s) % rate.burst_s if rate.is_total else now
 

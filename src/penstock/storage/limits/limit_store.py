@@ -30,7 +30,7 @@ class Spend(NamedTuple):
     def cost_s(self) -> float:
         return self.cost / self.rate.per_s
 
-    def need_s(self, share: int = 1) -> float:
+    def compute_need_s(self, share: int = 1) -> float:
         """Return what the bucket must contain: the cost, but at most a full bucket; a larger cost makes a debt."""
         if self.rate.is_total:  # half a request, because the rounding errors of many costs add up
             return 0.5 * share / self.rate.per_s
@@ -43,8 +43,8 @@ class Charge:
 
     key: str  # the caller
     spends: tuple[Spend, ...]
-    slots: int = 0  # requests that the caller may have in flight; 0: any number
-    held: int = 0  # requests that the caller has in flight at this gateway, including this request
+    max_in_flight: int = 0  # requests that the caller may have in flight; 0: any number
+    in_flight: int = 0  # requests that the caller has in flight at this gateway, including this request
     is_owed: bool = False  # the cost is already incurred, so it is taken even if this makes a debt
 
 
@@ -81,7 +81,7 @@ class LimitStore(Protocol):
 
     async def take(self, charge: Charge) -> ChargeResult: ...
 
-    def refusal(self, charge: Charge) -> ChargeResult | None:
+    def find_refusal(self, charge: Charge) -> ChargeResult | None:
         """Return the refusal if `take` would certainly refuse the charge now; take nothing."""
         ...
 

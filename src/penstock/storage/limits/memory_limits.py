@@ -36,8 +36,8 @@ class MemoryLimitStore:
         if charge.spends:
             self._take(charge)
 
-    def refusal(self, charge: Charge) -> ChargeResult | None:
-        return self._buckets.refusal(charge, self._clock(), self._share)
+    def find_refusal(self, charge: Charge) -> ChargeResult | None:
+        return self._buckets.find_refusal(charge, self._clock(), self._share)
 
     def _take(self, charge: Charge) -> ChargeResult:
         return self._buckets.take(charge, self._clock(), self._share)

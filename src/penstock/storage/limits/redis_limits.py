@@ -19,7 +19,7 @@ from penstock.storage.limits.buckets import SLOT_RETRY_S
 from penstock.storage.limits.limit_store import CONCURRENCY, Charge, ChargeResult, LimitStore
 from penstock.storage.limits.memory_limits import MemoryLimitStore
 from penstock.storage.outage import RETRY_S
-from penstock.storage.redis_link import open_redis, store_kind
+from penstock.storage.redis_link import find_store_kind, open_redis
 from penstock.telemetry.background import BackgroundTasks
 
 log = structlog.get_logger()
@@ -133,7 +133,7 @@ class RedisLimitStore(MemoryLimitStore):
     def take_now(self, charge: Charge) -> ChargeResult | None:
         if self.is_away or not self._is_open:
             return self._take(charge)
-        return self._buckets.certain_refusal(charge, self._clock())
+        return self._buckets.find_certain_refusal(charge, self._clock())
 
     async def take(self, charge: Charge) -> ChargeResult:
         if len(self._waiting) < MAX_WAITING:
@@ -146,8 +146,10 @@ class RedisLimitStore(MemoryLimitStore):
         self.errors += 1
         return self._take(charge)
 
-    def refusal(self, charge: Charge) -> ChargeResult | None:
-        return super().refusal(charge) if self.is_away else self._buckets.certain_refusal(charge, self._clock())
+    def find_refusal(self, charge: Charge) -> ChargeResult | None:
+        return (
+            super().find_refusal(charge) if self.is_away else self._buckets.find_certain_refusal(charge, self._clock())
+        )
 
     def put(self, charge: Charge) -> None:
         if self.is_away or not self._is_open or len(self._waiting) >= MAX_WAITING:
@@ -193,7 +195,7 @@ class RedisLimitStore(MemoryLimitStore):
             return
         if self.is_away:
             self.is_away = False
-            log.info("limits_shared_again", place=self._link.place)
+            log.info("limits_shared_again", place=self._link.address)
         *answers, redis_now = answers
         self._buckets.ahead_s = EPOCH_S + float(redis_now) - sent  # periods of totals begin by the clock of Redis
         for waiting, encoded in zip(batch, answers, strict=True):
@@ -202,11 +204,11 @@ class RedisLimitStore(MemoryLimitStore):
     def _encode_arguments(self, batch: list[_Waiting]) -> list[str | float]:
         found: list[str | float] = [self._gateway_id, STALE_S]
         for charge, _ in batch:
-            is_ahead, floors = self._buckets.floors(charge, self._clock())
-            found += [int(charge.is_owed), int(is_ahead), charge.slots, charge.held, len(charge.spends)]
+            is_ahead, floors = self._buckets.compute_minimum_use(charge, self._clock())
+            found += [int(charge.is_owed), int(is_ahead), charge.max_in_flight, charge.in_flight, len(charge.spends)]
             for spend, floor_s in zip(charge.spends, floors, strict=True):
                 rate = spend.rate
-                found += [rate.name, spend.cost_s, spend.need_s(), rate.burst_s, floor_s, int(rate.is_total)]
+                found += [rate.name, spend.cost_s, spend.compute_need_s(), rate.burst_s, floor_s, int(rate.is_total)]
         return found
 
     def _on_answer(self, waiting: _Waiting, encoded: bytes, sent: float) -> None:
@@ -218,7 +220,7 @@ class RedisLimitStore(MemoryLimitStore):
         is_slot = limit == CONCURRENCY and not float(wait_s)
         taken = ChargeResult(tuple(map(float, used_s)), limit, SLOT_RETRY_S if is_slot else float(wait_s))
         if waiting.charge.spends:
-            self._buckets.set(waiting.charge, taken, sent)
+            self._buckets.set_use(waiting.charge, taken, sent)
         if waiting.answer is not None and not waiting.answer.done():
             waiting.answer.set_result(taken)
 
@@ -227,7 +229,7 @@ class RedisLimitStore(MemoryLimitStore):
             self.is_away = True
             log.warning(
                 "limits_not_shared",
-                place=self._link.place,
+                place=self._link.address,
                 error=str(error) or type(error).__name__,
                 meaning="each gateway enforces its own share of every limit until Redis is available again",
             )
@@ -246,6 +248,6 @@ class RedisLimitStore(MemoryLimitStore):
 
 def open_limit_store(url: str, gateway_id: str) -> LimitStore:
     """Create the configured store without starting it. Raise ConfigError if the URL's scheme is not supported."""
-    if store_kind(url, SETTING, "memory", "redis") == "memory":
+    if find_store_kind(url, SETTING, "memory", "redis") == "memory":
         return MemoryLimitStore()
     return RedisLimitStore(url, gateway_id)

@@ -50,7 +50,7 @@ class EtcdMetadataStore(MetadataStore):
         self._timeout_s = timeout_s
 
     @classmethod
-    def of(cls, url: str, timeout_s: float = CALL_S) -> "EtcdMetadataStore":
+    def from_url(cls, url: str, timeout_s: float = CALL_S) -> "EtcdMetadataStore":
         addresses, prefix, tls = _parse_url(url)
         return cls(addresses, prefix, timeout_s, tls)
 
@@ -70,7 +70,7 @@ class EtcdMetadataStore(MetadataStore):
         while True:
             left_s = ends_at - asyncio.get_running_loop().time()
             known = await self._read_revisions(blind, left_s) if blind else {}
-            revision, others = await self._transact(writes, expected | known, left_s)
+            revision, others = await self._run_transaction(writes, expected | known, left_s)
             if not others:
                 return revision
             for key in others:
@@ -80,7 +80,7 @@ class EtcdMetadataStore(MetadataStore):
     async def watch(self, prefix: str, after: int) -> AsyncIterator[Sequence[Change]]:
         pause_s = 0.0
         while True:
-            server = self._servers.current()
+            server = self._servers.get_current()
             try:
                 async with aclosing(self._watch_at(server, prefix, after)) as received:
                     async for changes in received:
@@ -90,7 +90,7 @@ class EtcdMetadataStore(MetadataStore):
                 (log.debug if pause_s else log.info)(
                     "etcd_watch_failed", server=server.address, error=_describe_error(error)
                 )
-            self._servers.failed(server)
+            self._servers.switch_from(server)
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s + 0.05)
 
@@ -127,11 +127,11 @@ class EtcdMetadataStore(MetadataStore):
     # --- writing
 
     async def _read_revisions(self, keys: Sequence[str], timeout_s: float) -> dict[str, int]:
-        request = pb.TxnRequest(success=[_read_operation(self._encode_key(key)) for key in keys])
+        request = pb.TxnRequest(success=[_build_read_operation(self._encode_key(key)) for key in keys])
         answer = await self._call(lambda at: at.kv.Txn, request, timeout_s)
         return {key: _find_revision(response) for key, response in zip(keys, answer.responses, strict=True)}
 
-    async def _transact(
+    async def _run_transaction(
         self, writes: Sequence[Write], expected: Mapping[str, int], timeout_s: float
     ) -> tuple[int, Sequence[str]]:
         """Write all or nothing; return the revision, and the keys whose revision differs from the expected revision.
@@ -141,8 +141,8 @@ class EtcdMetadataStore(MetadataStore):
         keys = list(expected)
         request = pb.TxnRequest(
             compare=[self._build_compare(key, revision) for key, revision in expected.items()],
-            success=[self._write_operation(write) for write in writes],
-            failure=[_read_operation(self._encode_key(key)) for key in keys],
+            success=[self._build_write_operation(write) for write in writes],
+            failure=[_build_read_operation(self._encode_key(key)) for key in keys],
         )
         attempts = 0
 
@@ -171,7 +171,7 @@ class EtcdMetadataStore(MetadataStore):
             key=self._encode_key(key), target=pb.Compare.MOD, result=pb.Compare.EQUAL, mod_revision=revision
         )
 
-    def _write_operation(self, write: Write) -> pb.RequestOp:
+    def _build_write_operation(self, write: Write) -> pb.RequestOp:
         key = self._encode_key(write.key)
         if write.value is None:
             return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
@@ -192,7 +192,7 @@ class EtcdMetadataStore(MetadataStore):
                 done, _ = await asyncio.wait({reading}, timeout=PROGRESS_S)
                 if not done:
                     # The current server changes when other calls got no answer from this server.
-                    if has_probed or server is not self._servers.current():
+                    if has_probed or server is not self._servers.get_current():
                         raise StoreUnavailable(f"etcd at {server.address} does not answer")
                     has_probed = True
                     progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
@@ -241,8 +241,8 @@ class EtcdMetadataStore(MetadataStore):
         start = self._encode_key(prefix)
         return {"key": start, "range_end": start[:-1] + bytes([start[-1] + 1])}  # UTF-8 never ends in 0xff
 
-    def _to_record(self, found: pb.KeyValue) -> Record:
-        return Record(self._decode_key(found.key), found.value, found.mod_revision)
+    def _to_record(self, pair: pb.KeyValue) -> Record:
+        return Record(self._decode_key(pair.key), pair.value, pair.mod_revision)
 
 
 def _parse_url(url: str) -> tuple[tuple[str, ...], str, TlsFiles | None]:
@@ -267,7 +267,7 @@ def _parse_url(url: str) -> tuple[tuple[str, ...], str, TlsFiles | None]:
     return tuple(found), prefix.strip("/") or DEFAULT_PREFIX, TlsFiles.from_query(given) if scheme == SECURED else None
 
 
-def _read_operation(key: bytes) -> pb.RequestOp:
+def _build_read_operation(key: bytes) -> pb.RequestOp:
     return pb.RequestOp(request_range=pb.RangeRequest(key=key))
 
 
@@ -275,10 +275,10 @@ def _find_revision(response: pb.ResponseOp) -> int:
     return next((found.mod_revision for found in response.response_range.kvs), 0)
 
 
-def _find_applied_revision(writes: Sequence[Write], found: Mapping[str, pb.ResponseOp]) -> int:
+def _find_applied_revision(writes: Sequence[Write], responses: Mapping[str, pb.ResponseOp]) -> int:
     """Return the revision of an earlier attempt if the records show that it was applied; otherwise raise."""
-    revisions = {_find_revision(found[write.key]) for write in writes if write.value is not None}
-    kept = {write.key: next(iter(found[write.key].response_range.kvs), None) for write in writes}
+    revisions = {_find_revision(responses[write.key]) for write in writes if write.value is not None}
+    kept = {write.key: next(iter(responses[write.key].response_range.kvs), None) for write in writes}
     is_so = all(
         (at is None) if write.value is None else (at is not None and at.value == write.value)
         for write, at in zip(writes, kept.values(), strict=True)
@@ -296,13 +296,13 @@ async def _keep_alive(server: EtcdServer, lease: int, timeout_s: float) -> float
         await call.write(pb.LeaseKeepAliveRequest(ID=lease))
         answer = await call.read()
         if answer is grpc.aio.EOF:
-            await _raise_end(call)
+            await _raise_stream_end(call)
         return float(answer.TTL)
     finally:
         call.cancel()
 
 
-async def _raise_end(call: Any) -> NoReturn:
+async def _raise_stream_end(call: Any) -> NoReturn:
     """Raise an error for a stream that ended without an error."""
     raise grpc.aio.AioRpcError(
         grpc.StatusCode.UNAVAILABLE,

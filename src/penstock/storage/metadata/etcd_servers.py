@@ -64,7 +64,7 @@ class EtcdServers:
         self._current = first % len(addresses)
         self.is_closed = False
 
-    def current(self) -> EtcdServer:
+    def get_current(self) -> EtcdServer:
         if self.is_closed:
             raise StoreUnavailable("the metadata store is closed")
         address = self._addresses[self._current]
@@ -72,7 +72,7 @@ class EtcdServers:
             self._servers[address] = EtcdServer(address, self._tls)
         return self._servers[address]
 
-    def failed(self, server: EtcdServer) -> None:
+    def switch_from(self, server: EtcdServer) -> None:
         """Switch to the next server, unless another call has already done so."""
         if server.address == self._addresses[self._current]:
             self._current = (self._current + 1) % len(self._addresses)
@@ -88,7 +88,7 @@ class EtcdServers:
         ends_at = now() + timeout_s
         tried, pause_s, why = 0, PAUSE_S, "no time was left"
         while (left_s := ends_at - now()) > 0:
-            server = self.current()
+            server = self.get_current()
             try:
                 return await attempt(server, min(attempt_s, left_s))
             except grpc.aio.AioRpcError as error:
@@ -98,7 +98,7 @@ class EtcdServers:
             except asyncio.CancelledError as error:
                 self._raise_if_closed(error)
                 raise
-            self.failed(server)
+            self.switch_from(server)
             tried += 1
             if tried % len(self._addresses) == 0:
                 await asyncio.sleep(max(0.0, min(pause_s, ends_at - now())))

@@ -18,7 +18,7 @@ async def open_metadata(url: str, data_dir: Path) -> MetadataStore:
         # Imported here because few servers need it.
         from penstock.storage.metadata.etcd import EtcdMetadataStore
 
-        return EtcdMetadataStore.of(url)
+        return EtcdMetadataStore.from_url(url)
     # Not the whole URL, which may contain a password.
     raise ConfigError(
         f"'{scheme[:20]}' is not a metadata store; give sqlite:///file, etcd://host:port,host:port/prefix or "

@@ -48,7 +48,7 @@ class Records:
     def get(self, key: str) -> Record | None:
         return self._records.get(key)
 
-    def snapshot(self, prefix: str) -> Snapshot:
+    def take_snapshot(self, prefix: str) -> Snapshot:
         found = sorted(key for key in self._records if key.startswith(prefix))
         return Snapshot(self.revision, tuple(self._records[key] for key in found))
 
@@ -87,7 +87,7 @@ class Records:
                 self._known_after = self._changes[0][0].revision
             self._changes.append(tuple(changes))
 
-    def since(self, after: int) -> list[tuple[Change, ...]]:
+    def list_changes_since(self, after: int) -> list[tuple[Change, ...]]:
         if after < self._known_after:
             raise Compacted(f"changes after revision {after} are no longer kept: read everything again")
         found: list[tuple[Change, ...]] = []
@@ -111,19 +111,19 @@ class Records:
         held.ends_at = now + held.ttl_s
         return held.ttl_s
 
-    def ending(self, lease: int) -> list[Write]:
+    def plan_lease_end(self, lease: int) -> list[Write]:
         """Return the writes that delete a lease's records. Call `forget` after committing them."""
         held = self._leases.get(lease)
         return [Write(key, None, may_wait=True) for key in sorted(held.keys)] if held is not None else []
 
-    def forget(self, lease: int) -> None:
+    def forget_lease(self, lease: int) -> None:
         held = self._leases.pop(lease, None)
         assert held is None or not held.keys, "the keys of a lease are deleted first"
 
-    def ended(self, now: float) -> list[int]:
+    def list_ended_leases(self, now: float) -> list[int]:
         return [lease for lease, held in self._leases.items() if held.ends_at <= now]
 
-    def next_end(self) -> float | None:
+    def find_next_lease_end(self) -> float | None:
         return min((held.ends_at for held in self._leases.values()), default=None)
 
     def _detach_from_lease(self, key: str) -> None:

@@ -63,7 +63,7 @@ class SqliteMetadataStore(MetadataStore):
 
     async def list(self, prefix: str) -> Snapshot:
         await self._end_leases()
-        return self._records.snapshot(prefix)
+        return self._records.take_snapshot(prefix)
 
     async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
         await self._end_leases()
@@ -72,7 +72,7 @@ class SqliteMetadataStore(MetadataStore):
     async def watch(self, prefix: str, after: int) -> AsyncIterator[Sequence[Change]]:
         while not self._is_closed:
             changed = self._changed
-            for changes in self._records.since(after):
+            for changes in self._records.list_changes_since(after):
                 after = changes[0].revision
                 if found := [change for change in changes if change.key.startswith(prefix)]:
                     yield found
@@ -168,17 +168,17 @@ class SqliteMetadataStore(MetadataStore):
     # --- leases
 
     async def _end_leases(self) -> None:
-        for lease in self._records.ended(self._clock()):
+        for lease in self._records.list_ended_leases(self._clock()):
             await self._run_change(self._end_lease(lease))
 
     async def _end_lease(self, lease: int) -> None:
         async with self._writing:
-            await self._change(self._records.ending(lease))
-            self._records.forget(lease)
+            await self._change(self._records.plan_lease_end(lease))
+            self._records.forget_lease(lease)
 
     def _set_timer(self) -> None:
         """Schedule the end of the lease that ends first, so that watchers get its changes without another call."""
-        ends_at = self._records.next_end()
+        ends_at = self._records.find_next_lease_end()
         if self._timer is not None:
             self._timer.cancel()
         if ends_at is not None and not self._is_closed:

@@ -19,7 +19,7 @@ class FolderObjects:
         self._folder = folder.absolute()
 
     async def put(self, key: str, source: Path | AsyncIterator[bytes]) -> None:
-        target = self._object_path(key)
+        target = self._build_path(key)
         try:
             if not isinstance(source, Path):
                 await self._put_pieces(target, source)
@@ -27,26 +27,26 @@ class FolderObjects:
                 await self._put_pieces(target, _read_pieces(source))
                 await asyncio.to_thread(source.unlink)
         except OSError as error:
-            raise _unavailable_error(error) from error
+            raise _make_unavailable_error(error) from error
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
-        async for piece in _read_pieces(self._object_path(key), start, end):
+        async for piece in _read_pieces(self._build_path(key), start, end):
             yield piece
 
     async def stat(self, key: str) -> StoredObject | None:
-        return await asyncio.to_thread(self._stat_object, self._object_path(key))
+        return await asyncio.to_thread(self._stat_object, self._build_path(key))
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
-        for found in await asyncio.to_thread(lambda: list(self._walk_objects(self._object_path(prefix)))):
+        for found in await asyncio.to_thread(lambda: list(self._walk_objects(self._build_path(prefix)))):
             yield found
 
     async def delete(self, key: str) -> None:
         try:
-            await asyncio.to_thread(self._object_path(key).unlink, missing_ok=True)
+            await asyncio.to_thread(self._build_path(key).unlink, missing_ok=True)
         except OSError as error:
-            raise _unavailable_error(error) from error
+            raise _make_unavailable_error(error) from error
 
-    def _object_path(self, key: str) -> Path:
+    def _build_path(self, key: str) -> Path:
         parts = [part for part in key.split("/") if part]
         assert not any(part.startswith(".") for part in parts), "no part of a key begins with a dot"
         return self._folder.joinpath(*parts)
@@ -109,5 +109,5 @@ def _move_file(source: Path, target: Path) -> bool:
     return True
 
 
-def _unavailable_error(error: OSError) -> Unavailable:
+def _make_unavailable_error(error: OSError) -> Unavailable:
     return Unavailable(f"the registry's folder cannot be used: {error.strerror or error}")

@@ -114,20 +114,20 @@ class S3Objects:
                 pass
 
     @contextmanager
-    def _translate_errors(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise ConfigError(
-                f"s3://{self._bucket} cannot be {what}: the store refuses the key; see s3.access_key_id and "
+                f"s3://{self._bucket} cannot be {action}: the store refuses the key; see s3.access_key_id and "
                 "s3.secret_access_key, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from error
         except BaseError as error:
-            raise Unavailable(f"s3://{self._bucket} cannot be {what}: {_describe_reason(error)}") from error
+            raise Unavailable(f"s3://{self._bucket} cannot be {action}: {_describe_reason(error)}") from error
 
 
-def _to_stored_object(found: Any) -> StoredObject:
-    return StoredObject(found["path"], found["size"], found["last_modified"].timestamp())
+def _to_stored_object(metadata: Any) -> StoredObject:
+    return StoredObject(metadata["path"], metadata["size"], metadata["last_modified"].timestamp())
 
 
 def _describe_reason(error: Exception) -> str:

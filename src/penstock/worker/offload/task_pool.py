@@ -100,7 +100,7 @@ class TaskProcesses:
             await self._run_process()
         except (ProcessLost, OSError) as error:
             log.error("task_process_failed", error=repr(error))
-        await asyncio.sleep(backoff.next_wait_s(time.monotonic() - started))
+        await asyncio.sleep(backoff.compute_next_wait_s(time.monotonic() - started))
 
     async def _run_process(self) -> None:
         """Start a process, and wait until it has ended."""

@@ -85,7 +85,7 @@ class DeviceClaims:
         self._held_claim = descriptor, file
 
     def _free_room(self, gpu: NvidiaGpu) -> DeviceRoom:
-        free_bytes, claimed_bytes = self._gpus.free_bytes(gpu), self._claimed_bytes(gpu)
+        free_bytes, claimed_bytes = self._gpus.read_free_bytes(gpu), self._claimed_bytes(gpu)
         if free_bytes is None:
             return DeviceRoom(UNKNOWN)
         return DeviceRoom(max(0, free_bytes - claimed_bytes), claimed_bytes)

@@ -18,7 +18,7 @@ from penstock.engines.engine_protocols import EngineHome
 from penstock.engines.torch.reserved import free_cached_memory
 from penstock.models.engine_choice.chooser import EngineChooser
 from penstock.models.loading import LoadedBlock, load_block, trim
-from penstock.telemetry.control_groups import usable_cores
+from penstock.telemetry.control_groups import count_usable_cores
 from penstock.telemetry.gpus import Gpus
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
@@ -107,7 +107,7 @@ class Blocks:
         cores = Cores(find_siblings()) if config.workers == 1 else None
         self._tools = WorkerTools(PreparedMemory(config.limits.max_prepared_bytes), metrics, traces, cores)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._placement = TaskProcessUse(config.worker.compute_task_processes(config.workers, usable_cores()))
+        self._placement = TaskProcessUse(config.worker.compute_task_processes(config.workers, count_usable_cores()))
         self._gpus = gpus or Gpus()
         self._claims = DeviceClaims(self._gpus)
         self._next_cache_release = 0.0

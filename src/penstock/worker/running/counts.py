@@ -20,14 +20,14 @@ class BlockCounts:
         labels = (block.model, block.version)
         self._all, self._labels = metrics, labels
         self._tallies = tallies = Tallies()
-        self._queue_seconds = tallies.histogram(metrics.queue_seconds.labels(*labels))
-        self.cancelled = tallies.counter(metrics.cancelled.labels(*labels))
-        self._batch_seconds = tallies.histogram(metrics.batch_seconds.labels(*labels))
-        self._compute_seconds = tallies.histogram(metrics.compute_seconds.labels(*labels))
-        self._rows = tallies.histogram(metrics.batch_rows.labels(*labels))
-        self._real = tallies.counter(metrics.tokens.labels(*labels, "real"))
-        self._padded = tallies.counter(metrics.tokens.labels(*labels, "padded"))
-        self._closed = {closed: tallies.counter(metrics.batches.labels(*labels, closed)) for closed in CloseReason}
+        self._queue_seconds = tallies.add_histogram(metrics.queue_seconds.labels(*labels))
+        self.cancelled = tallies.add_counter(metrics.cancelled.labels(*labels))
+        self._batch_seconds = tallies.add_histogram(metrics.batch_seconds.labels(*labels))
+        self._compute_seconds = tallies.add_histogram(metrics.compute_seconds.labels(*labels))
+        self._rows = tallies.add_histogram(metrics.batch_rows.labels(*labels))
+        self._real = tallies.add_counter(metrics.tokens.labels(*labels, "real"))
+        self._padded = tallies.add_counter(metrics.tokens.labels(*labels, "padded"))
+        self._closed = {closed: tallies.add_counter(metrics.batches.labels(*labels, closed)) for closed in CloseReason}
 
     def flush(self) -> None:
         self._tallies.flush()

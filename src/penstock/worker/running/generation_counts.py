@@ -37,12 +37,14 @@ class GenerationCounts(BlockCounts):
     def __init__(self, metrics: WorkerMetrics, block: BlockDescription) -> None:
         super().__init__(metrics, block)
         of, labels, tallies = metrics.generation, self._labels, self._tallies
-        self._first_token = tallies.histogram(of.first_token_seconds.labels(*labels))
-        self._between_tokens = tallies.histogram(of.between_tokens_seconds.labels(*labels))
-        self._prompt = tallies.histogram(of.request_prompt_tokens.labels(*labels))
-        self._generated = tallies.histogram(of.request_generated_tokens.labels(*labels))
-        self._tokens_per_s = tallies.histogram(of.request_tokens_per_s.labels(*labels))
-        self._engine_counters = {name: tallies.counter(getattr(of, name).labels(*labels)) for name in COUNTER_FIELDS}
+        self._first_token = tallies.add_histogram(of.first_token_seconds.labels(*labels))
+        self._between_tokens = tallies.add_histogram(of.between_tokens_seconds.labels(*labels))
+        self._prompt = tallies.add_histogram(of.request_prompt_tokens.labels(*labels))
+        self._generated = tallies.add_histogram(of.request_generated_tokens.labels(*labels))
+        self._tokens_per_s = tallies.add_histogram(of.request_tokens_per_s.labels(*labels))
+        self._engine_counters = {
+            name: tallies.add_counter(getattr(of, name).labels(*labels)) for name in COUNTER_FIELDS
+        }
         self._finished: dict[str, CounterTally] = {}
         self._last_state = GenerationState()  # the engine's last report
         self._stepped_at = 0.0  # time of the engine's last report
@@ -99,7 +101,7 @@ class GenerationCounts(BlockCounts):
         tally = self._finished.get(reason)
         if tally is None:
             counter = self._all.generation.finished.labels(*self._labels, reason)
-            tally = self._finished[reason] = self._tallies.counter(counter)
+            tally = self._finished[reason] = self._tallies.add_counter(counter)
         tally.inc()
         self._generated.observe(choice.tokens)
         if choice.last_at > choice.first_at:

@@ -22,7 +22,7 @@ from penstock.core.errors import (
 from penstock.core.tensors import BYTES, Array, Tensor
 from penstock.tasks.base import AnyTask, EstimatesMemory, Prepared, PreparesInline, TaskRequest
 from penstock.telemetry.background import BackgroundTasks
-from penstock.telemetry.control_groups import usable_cores
+from penstock.telemetry.control_groups import count_usable_cores
 from penstock.worker.offload.task_pool import TaskPool
 from penstock.worker.offload.task_process import RemoteContext
 from penstock.worker.running.memory_quota import MemoryQuota
@@ -94,7 +94,7 @@ class Preparation:
         self._tasks = tasks
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self._cores = usable_cores()
+        self._cores = count_usable_cores()
         self._pool = ThreadPoolExecutor(self._cores, thread_name_prefix="task")  # starts threads on demand
         self._queue: deque[WorkerJob] = deque()  # filled by the loop, emptied by the threads
         self._is_start_scheduled = False

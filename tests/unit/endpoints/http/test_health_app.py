@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from penstock.app.ports import open_own_socket
+from penstock.app.ports import open_unshared_socket
 from penstock.core.config import Config, Limits
 from penstock.core.principals import INFERENCE_SCOPES, METRICS_SCOPES, Principal
 from penstock.endpoints.guard import Guard
@@ -36,7 +36,7 @@ class Endpoint:
 
     @classmethod
     async def open(cls, limits: Limits) -> "Endpoint":
-        return cls(limits, await open_own_socket("127.0.0.1", "health.http_port", 0))
+        return cls(limits, await open_unshared_socket("127.0.0.1", "health.http_port", 0))
 
     async def _problem(self) -> str:
         return self.found

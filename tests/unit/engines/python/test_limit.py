@@ -39,7 +39,7 @@ def test_the_limit_is_the_setting_or_a_share_of_half_the_memory() -> None:
 
 def test_a_control_group_leaves_less_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [ControlGroup("/a", 1.0, 0), ControlGroup("/", 0.0, 300), ControlGroup("/b", 0.0, 400)]
-    monkeypatch.setattr(limit, "control_groups", lambda: groups)
+    monkeypatch.setattr(limit, "list_control_groups", lambda: groups)
     assert allowed_bytes() == 300
     groups.clear()
     assert allowed_bytes() == MACHINE

@@ -18,7 +18,7 @@ from penstock.core.config import RegistrySettings, load_config
 from penstock.core.principals import Scope
 from penstock.endpoints.guard import Guard
 from penstock.features.admin.admin_service import ClusterService
-from penstock.features.admin.cluster_metrics import Overview
+from penstock.features.admin.cluster_metrics import ClusterOverview
 from penstock.features.admin.cluster_watch import StatusSource
 from penstock.features.keys.access_service import AccessService
 from penstock.features.keys.audit import Audit, AuditedStore
@@ -36,7 +36,7 @@ from penstock.manager.leading.elected_manager import ElectedManager
 from penstock.manager.manager import Manager
 from penstock.manager.manager_server import serve_manager
 from penstock.manager.publishing.publisher import AssignedBlock
-from penstock.manager.term import Facts, Load, Report
+from penstock.manager.term import BlocksReport, WorkerFacts, WorkerLoad
 from penstock.manager.worker_liveness import WorkerArrived, WorkerReported
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc, registry_pb2_grpc
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
@@ -54,18 +54,22 @@ class ManagedWorkers:
 
     async def join(self, worker: str, **facts: Any) -> None:
         arrived = WorkerArrived(worker, "1-life", int(worker[1:]))
-        self.manager.control.term.worker_joined(arrived, Facts(node=f"host-{worker}", **facts), Report([]), now())
+        self.manager.control.term.worker_joined(
+            arrived, WorkerFacts(node=f"host-{worker}", **facts), BlocksReport([]), now()
+        )
         await self.work(worker)
 
-    async def work(self, worker: str, load: Load | None = None) -> None:
+    async def work(self, worker: str, load: WorkerLoad | None = None) -> None:
         """Report all blocks assigned to a worker as ready, and no others."""
-        given = self.manager.control.term.publisher.assignment(worker).items().values()
+        given = self.manager.control.term.publisher.get_assignment(worker).get_items().values()
         states = [
             (each.block_id, WorkerState(BlockState.READY, "", each.revision, is_serving=True))
             for each in given
             if isinstance(each, AssignedBlock)
         ]
-        self.manager.control.term.worker_reported(WorkerReported(worker, int(worker[1:])), Report(states), load, now())
+        self.manager.control.term.worker_reported(
+            WorkerReported(worker, int(worker[1:])), BlocksReport(states), load, now()
+        )
         await self.manager.control.notify()
 
 
@@ -99,7 +103,7 @@ async def _open(name: str, folder: Path, store: SqliteMetadataStore, stack: Asyn
     registry = ModelRegistry(audited, FolderObjects(folder / "objects"), folder / "uploads", RegistrySettings())
     keys, overview, deployer = (
         Keys(control, guard),
-        Overview(control),
+        ClusterOverview(control),
         Deployer(control, folder / "models", registry.choose),
     )
     rollouts = Rollouts(control, deployer, RolloutMetrics(CollectorRegistry()))
@@ -108,7 +112,7 @@ async def _open(name: str, folder: Path, store: SqliteMetadataStore, stack: Asyn
     await manager.start(is_sole=name == "first")
     managers = Channels(lambda: keys.managers_key)
     access, rolling = AccessService(keys, audit, Signing(control, 1e9)), RolloutService(rollouts)
-    watched: dict[str, StatusSource] = {"keys": access.statuses, "rollouts": rolling.statuses}
+    watched: dict[str, StatusSource] = {"keys": access.list_statuses, "rollouts": rolling.list_statuses}
     cluster = ClusterService(control, deployer, overview, managers, watched)
     services = (
         partial(cluster_pb2_grpc.add_ClusterServicer_to_server, cluster),

@@ -12,12 +12,12 @@ import pytest
 from benchmarks.waiting import until
 from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.cluster.manager_records import ManagerRecord
-from penstock.features.admin.cluster_metrics import Overview
+from penstock.features.admin.cluster_metrics import ClusterOverview
 from penstock.features.admin.cluster_watch import ClusterWatch
 from penstock.manager.control_plane import ControlPlane, now
 from penstock.manager.manager import Manager
 from penstock.manager.manager_server import serve_manager
-from penstock.manager.term import BlockCount, Facts, Load, Report
+from penstock.manager.term import BlockCount, BlocksReport, WorkerFacts, WorkerLoad
 from penstock.manager.worker_liveness import WorkerArrived
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc
@@ -81,7 +81,7 @@ async def test_concurrent_changes_of_one_worker_are_all_made(cluster: Cluster) -
 async def test_status_and_lists_show_the_cluster(cluster: Cluster) -> None:
     await cluster.join("w1", cpus=4.0, labels={"disk": "ssd"})
     device = WorkerDevice("cuda:0", "GPU-1", "H", 100, 60, None, 50, {"blk-m-2": 40})
-    await cluster.work("w1", Load(cpu=0.5, memory_bytes=7, jobs=1, devices=[device]))
+    await cluster.work("w1", WorkerLoad(cpu=0.5, memory_bytes=7, jobs=1, devices=[device]))
     status = await cluster.stub.Status(pb.StatusRequest())
     assert (status.manager_id, status.is_leader, status.epoch) == ("first", True, cluster.manager.control.epoch)
     assert {each.manager_id: each.is_leader for each in status.managers} == {"first": True, "second": False}
@@ -100,9 +100,9 @@ async def test_counts_are_reported_per_worker_and_summed(cluster: Cluster) -> No
     await cluster.join("w1")
     await cluster.join("w2")
     (block_id,) = await cluster.blocks()
-    await cluster.work("w1", Load(counts={block_id: BlockCount(3, 1, 0.5)}))
-    await cluster.work("w1", Load())
-    await cluster.work("w2", Load(counts={block_id: BlockCount(4, 0, 1.5)}))
+    await cluster.work("w1", WorkerLoad(counts={block_id: BlockCount(3, 1, 0.5)}))
+    await cluster.work("w1", WorkerLoad())
+    await cluster.work("w2", WorkerLoad(counts={block_id: BlockCount(4, 0, 1.5)}))
     (block,) = (await cluster.blocks()).values()
     assert (block.requests, block.errors, block.latency_s) == (7, 1, 2.0)
 
@@ -176,9 +176,9 @@ async def test_a_removed_worker_is_forgotten_and_its_process_refused(cluster: Cl
     workers = (await cluster.stub.ListWorkers(pb.ListWorkersRequest())).workers
     assert {each.worker_id: each.is_removed for each in workers} == {"w1": True, "w2": False}
     term = cluster.manager.control.term
-    term.worker_joined(WorkerArrived("w1", "1-life", 8), Facts(), Report([]), now())
+    term.worker_joined(WorkerArrived("w1", "1-life", 8), WorkerFacts(), BlocksReport([]), now())
     assert "removed" in term.refused[8].reason
-    term.worker_joined(WorkerArrived("w1", "2-life", 9), Facts(), Report([]), now())
+    term.worker_joined(WorkerArrived("w1", "2-life", 9), WorkerFacts(), BlocksReport([]), now())
     assert 9 not in term.refused
 
 
@@ -294,7 +294,7 @@ async def test_changes_with_an_outdated_revision_are_refused(cluster: Cluster) -
     told = (await cluster.stub.ChangeWorker(labelled, timeout=5)).worker
     assert dict(told.facts.labels) == {"a": "b", "disk": "hdd"}
     assert (await cluster.stub.ChangeWorker(labelled, timeout=5)).failure.code == "precondition_failed"
-    await cluster.work("w1", Load(cpu=3.0))
+    await cluster.work("w1", WorkerLoad(cpu=3.0))
     again = (await cluster.stub.ListWorkers(pb.ListWorkersRequest(worker_id="w1"))).workers[0]
     assert again.etag == told.etag, "figures do not change the ETag"
     unlabelled = pb.ChangeWorkerRequest(worker_id="w1", changes='{"labels": {"disk": null}, "is_draining": true}')
@@ -329,8 +329,8 @@ async def test_a_watch_sends_everything_once_and_then_changes(cluster: Cluster) 
 
 
 async def test_a_slow_watcher_gets_many_changes_as_one(cluster: Cluster) -> None:
-    watch = ClusterWatch(cluster.manager.control, Overview(cluster.manager.control), {})
-    changes = watch.changes(("workers",))
+    watch = ClusterWatch(cluster.manager.control, ClusterOverview(cluster.manager.control), {})
+    changes = watch.watch_changes(("workers",))
     first = await anext(changes)
     for number in range(1, 30):
         await cluster.join(f"w{number}")

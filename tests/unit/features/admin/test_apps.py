@@ -16,7 +16,7 @@ from benchmarks.waiting import until
 from penstock.core.cluster.manager_records import LeaderRecord
 from penstock.core.principals import Scope
 from penstock.features.keys.key_table import KeyRecord
-from penstock.manager.term import Load
+from penstock.manager.term import WorkerLoad
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1.cluster_pb2_grpc import ClusterStub
 from penstock.wire.manager_connection import CALLERS_KEY_HEADER
@@ -48,7 +48,7 @@ async def test_an_unchanged_worker_is_answered_with_304(place: Place) -> None:
     await place.join("w1")
     first = await place.call("GET", "/workers/w1")
     assert (await place.call("GET", "/workers/w1", if_none_match=first.headers["etag"])).status_code == 304
-    await place.work("w1", Load(cpu=2.0))
+    await place.work("w1", WorkerLoad(cpu=2.0))
     again = await place.call("GET", "/workers/w1", if_none_match=first.headers["etag"])
     assert again.status_code == 304, "figures do not change the ETag"
     drained = await place.call("PATCH", "/workers/w1", {"is_draining": True}, if_match=first.headers["etag"])
@@ -187,7 +187,7 @@ def _references(document: Any) -> list[str]:
 async def test_any_manager_answers_and_forwards_writes(place: Place, follower: Place) -> None:
     await place.join("w1")
     ops = await place.key("ops", Scope.ADMIN)
-    await until(lambda: bool(follower.keys.all()))
+    await until(lambda: bool(follower.keys.list_keys()))
     status = await follower.get("/status", ops)
     assert status["is_leader"] is True, "the leader's answer is forwarded"
     assert [worker["state"] for worker in (await follower.get("/workers", ops))["items"]] == ["alive"]
@@ -206,7 +206,9 @@ async def test_any_manager_answers_and_forwards_writes(place: Place, follower: P
 async def test_a_key_for_some_models_sees_no_others(place: Place) -> None:
     wanted = KeyRecord(key_id="key", name="bound", digest="", scopes=frozenset({Scope.ADMIN}), models=("m*",))
     bound = (await place.keys.create(wanted)).text
-    other = next(block for block in place.manager.control.term.blocks.shown_blocks() if block.model == "n").block_id
+    other = next(
+        block for block in place.manager.control.term.blocks.list_shown_blocks() if block.model == "n"
+    ).block_id
     assert {block["spec"]["model"] for block in (await place.get("/blocks", bound))["items"]} == {"m"}
     assert [model["model"] for model in (await place.get("/models", bound))["items"]] == ["m"]
     for method, path, body in (

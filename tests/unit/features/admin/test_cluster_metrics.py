@@ -7,12 +7,12 @@ import pytest
 
 from penstock.core.blocks import BlockState
 from penstock.core.cluster.model_answers import ModelAnswers
-from penstock.features.admin.cluster_metrics import Overview
+from penstock.features.admin.cluster_metrics import ClusterOverview
 from penstock.manager.control_plane import now
 from penstock.manager.deployed_block import WorkerState
 from penstock.manager.feature import TrafficReport
 from penstock.manager.manager import Manager
-from penstock.manager.term import BlockCount, Facts, Load, Report
+from penstock.manager.term import BlockCount, BlocksReport, WorkerFacts, WorkerLoad
 from penstock.manager.worker_liveness import WorkerArrived, WorkerReported
 from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 from tests.managers import make_manager
@@ -32,21 +32,21 @@ async def manager(tmp_path: Path) -> AsyncIterator[Manager]:
 
 
 async def test_metrics_show_the_leader_the_blocks_and_the_workers(manager: Manager) -> None:
-    overview = Overview(manager.control)
-    (block,) = manager.control.term.blocks.blocks()
+    overview = ClusterOverview(manager.control)
+    (block,) = manager.control.term.blocks.list_blocks()
     arrived = WorkerArrived("n.worker-0", "1-a", 1)
-    manager.control.term.worker_joined(arrived, Facts("n", cpus=4, memory_bytes=100), Report([]), now())
+    manager.control.term.worker_joined(arrived, WorkerFacts("n", cpus=4, memory_bytes=100), BlocksReport([]), now())
     state = (block.block_id, WorkerState(BlockState.READY, "", block.revision, True))
-    load = Load(1.5, 10, jobs=3, waiting=2, busy=1, instances=2, counts={block.block_id: BlockCount(9, 1, 0.5)})
+    load = WorkerLoad(1.5, 10, jobs=3, waiting=2, busy=1, instances=2, counts={block.block_id: BlockCount(9, 1, 0.5)})
     manager.control.term.worker_reported(
-        WorkerReported("n.worker-0", 1), Report([state], is_snapshot=False), load, now()
+        WorkerReported("n.worker-0", 1), BlocksReport([state], is_snapshot=False), load, now()
     )
     answers = ModelAnswers("a", "1", {"ok": 5, "engine_failed": 2}, [1, 5], 2.0)
     overview.traffic_reported(TrafficReport("gateway-0", "earlier", answers=[answers]))
     for _ in range(2):  # figures count since the incarnation began: the second report repeats them
         overview.traffic_reported(TrafficReport("gateway-0", "later", answers=[answers]))
     overview.traffic_reported(TrafficReport("gateway-1", "first", answers=[answers._replace(codes={"ok": 1})]))
-    found = overview.figures()
+    found = overview.collect_figures()
     assert (found.is_leader, found.epoch, found.revision) == (
         True,
         manager.control.epoch,
@@ -60,4 +60,4 @@ async def test_metrics_show_the_leader_the_blocks_and_the_workers(manager: Manag
     (worker,) = found.workers
     assert (worker.state, worker.cpu, worker.cpus, worker.jobs, worker.busy) == ("alive", 1.5, 4, 3, 1)
     assert [(each.block_id, each.requests, each.errors) for each in worker.blocks] == [(block.block_id, 9, 1)]
-    assert any(family.name == "penstock_cluster_epoch" for family in overview.collector().collect())
+    assert any(family.name == "penstock_cluster_epoch" for family in overview.make_collector().collect())

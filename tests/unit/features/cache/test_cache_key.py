@@ -10,7 +10,7 @@ from penstock.core.principals import Principal
 from penstock.core.requests import Controls, InferRequest, Parameter
 from penstock.core.settings import Batching, BlockSettings, Caching, Instances
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.features.cache.cache_key import DIGEST_BYTES, CacheKeys, key_prefix
+from penstock.features.cache.cache_key import DIGEST_BYTES, CacheKeys, make_key_prefix
 
 
 def block(**changes: Any) -> BlockDescription:
@@ -24,7 +24,7 @@ MAKER = CacheKeys(block())
 
 
 def key(*inputs: Tensor, outputs: list[str] | None = None, parameters: dict[str, Parameter] | None = None) -> bytes:
-    return MAKER.key(InferRequest("m", list(inputs), outputs=outputs or [], parameters=parameters or {}))
+    return MAKER.compute_key(InferRequest("m", list(inputs), outputs=outputs or [], parameters=parameters or {}))
 
 
 def tensor(name: str = "x", datatype: str = "UINT8", shape: tuple[int, ...] = (4,), data: bytes = b"abcd") -> Tensor:
@@ -37,8 +37,8 @@ def all_differ(keys: list[bytes]) -> bool:
 
 def test_a_key_begins_with_its_block() -> None:
     made = key(tensor())
-    assert made.startswith(key_prefix("blk-1"))
-    assert len(made) == len(key_prefix("blk-1")) + DIGEST_BYTES
+    assert made.startswith(make_key_prefix("blk-1"))
+    assert len(made) == len(make_key_prefix("blk-1")) + DIGEST_BYTES
     assert made == key(tensor())
 
 
@@ -150,7 +150,7 @@ def test_version_request_id_and_transport_do_not_change_the_key() -> None:
         size_bytes=4,
         controls=Controls(priority=3, cache="refresh"),
     )
-    assert MAKER.key(plain) == MAKER.key(other)
+    assert MAKER.compute_key(plain) == MAKER.compute_key(other)
 
 
 def test_block_version_files_and_task_change_the_key() -> None:
@@ -162,17 +162,17 @@ def test_block_version_files_and_task_change_the_key() -> None:
         block(settings=BlockSettings(task="embed")),
     ]
     request = InferRequest("m", [tensor()])
-    assert all_differ([CacheKeys(one).key(request)[-DIGEST_BYTES:] for one in blocks])
+    assert all_differ([CacheKeys(one).compute_key(request)[-DIGEST_BYTES:] for one in blocks])
 
 
 def test_batching_and_instances_do_not_change_the_key() -> None:
     faster = block(settings=BlockSettings(batching=Batching(max_rows=64), instances=Instances(count=4)), instances=4)
-    assert CacheKeys(faster).key(InferRequest("m", [tensor()])) == key(tensor())
+    assert CacheKeys(faster).compute_key(InferRequest("m", [tensor()])) == key(tensor())
 
 
 def test_callers_have_different_keys_unless_answers_are_shared() -> None:
     def of(maker: CacheKeys, *key_ids: str) -> list[bytes]:
-        return [maker.key(InferRequest("m", [tensor()], principal=Principal("name", each))) for each in key_ids]
+        return [maker.compute_key(InferRequest("m", [tensor()], principal=Principal("name", each))) for each in key_ids]
 
     assert all_differ(of(MAKER, "", "k1", "k2"))
     assert of(MAKER, "") == [key(tensor())], "no keys are required"

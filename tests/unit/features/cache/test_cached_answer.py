@@ -51,7 +51,7 @@ def test_an_invalid_entry_is_refused(kept: bytes) -> None:
 
 def test_each_caller_gets_its_own_response() -> None:
     request = InferRequest("m", [], request_id="r-1")
-    miss, hit = ANSWER.to_response(request, "3"), ANSWER.as_hit(request, "3")
+    miss, hit = ANSWER.to_response(request, "3"), ANSWER.to_hit_response(request, "3")
     assert (miss.model, miss.version, miss.request_id, miss.timing) == ("m", "3", "r-1", ANSWER.timing)
     assert (hit.model, hit.version, hit.request_id, hit.timing) == ("m", "3", "r-1", Timing())
     assert miss.parameters == ANSWER.parameters

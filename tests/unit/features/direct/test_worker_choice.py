@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.cluster.rendezvous import find_owner
-from penstock.features.direct.worker_choice import Candidate, Distance, can_reach, choose, distance
+from penstock.features.direct.worker_choice import Candidate, Distance, can_reach, choose, compute_distance
 
 HERE, NEAR, FAR = Distance.SAME_HOST, Distance.SAME_ZONE, Distance.ELSEWHERE
 
@@ -43,9 +43,9 @@ def test_a_session_goes_to_the_worker_of_the_routers_hash_whatever_its_load() ->
 
 
 def test_an_endpoint_on_loopback_is_for_its_own_machine() -> None:
-    assert distance("z", "h", "z", {"h", "node"}) is HERE
-    assert distance("z", "", "z", {"h", ""}) is NEAR
-    assert distance("", "h", "", {"i"}) is FAR
+    assert compute_distance("z", "h", "z", {"h", "node"}) is HERE
+    assert compute_distance("z", "", "z", {"h", ""}) is NEAR
+    assert compute_distance("", "h", "", {"i"}) is FAR
     assert can_reach("127.0.0.1:0", HERE)
     assert not can_reach("127.0.0.1:7000", NEAR)
     assert not can_reach("[::1]:7000", FAR)

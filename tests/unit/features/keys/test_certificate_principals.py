@@ -13,7 +13,7 @@ HOLDERS = CertificatePrincipals(
 
 
 def test_a_name_selects_the_configured_principal() -> None:
-    alice = HOLDERS.principal(("alice@example.com",))
+    alice = HOLDERS.find_principal(("alice@example.com",))
     assert alice is not None
     assert alice.may(make_needs(Scope.INFERENCE))
     assert not alice.may(make_needs(Scope.ADMIN))
@@ -21,7 +21,7 @@ def test_a_name_selects_the_configured_principal() -> None:
 
 
 def test_a_pattern_matches_many_names_and_an_exact_name_takes_precedence() -> None:
-    worker, boss = HOLDERS.principal(("w1.workers.example",)), HOLDERS.principal(("boss.workers.example",))
+    worker, boss = HOLDERS.find_principal(("w1.workers.example",)), HOLDERS.find_principal(("boss.workers.example",))
     assert worker is not None
     assert worker.scopes == {Scope.JOIN}
     assert boss is not None
@@ -29,8 +29,8 @@ def test_a_pattern_matches_many_names_and_an_exact_name_takes_precedence() -> No
 
 
 def test_any_name_of_a_certificate_matches_and_unknown_names_have_no_principal() -> None:
-    found = HOLDERS.principal(("10.0.0.1", "alice@example.com"))
+    found = HOLDERS.find_principal(("10.0.0.1", "alice@example.com"))
     assert found is not None
     assert found.name == "alice@example.com"
-    assert HOLDERS.principal(("mallory@example.com",)) is None
-    assert HOLDERS.principal(()) is None
+    assert HOLDERS.find_principal(("mallory@example.com",)) is None
+    assert HOLDERS.find_principal(()) is None

@@ -9,14 +9,27 @@ import pytest
 from penstock.core.cluster.access_view import AccessView
 from penstock.core.principals import KeyLimits, Scope
 from penstock.features.keys.certificate_principals import CERTIFICATE
-from penstock.features.keys.key_table import KEY_BYTES, KeyChanges, KeyRecord, KeyTable, digest_of, key_text
+from penstock.features.keys.key_table import (
+    KEY_BYTES,
+    KeyChanges,
+    KeyRecord,
+    KeyTable,
+    compute_key_digest,
+    format_key_text,
+)
 
 SECRET = b"s" * 32
-TEXT, OLD, OTHER = (key_text(bytes([n]) * KEY_BYTES) for n in range(3))
+TEXT, OLD, OTHER = (format_key_text(bytes([n]) * KEY_BYTES) for n in range(3))
 
 
 def record(**fields: object) -> KeyRecord:
-    given = {"key_id": "k1", "name": "team", "digest": digest_of(TEXT, SECRET), "scopes": [Scope.INFERENCE], **fields}
+    given = {
+        "key_id": "k1",
+        "name": "team",
+        "digest": compute_key_digest(TEXT, SECRET),
+        "scopes": [Scope.INFERENCE],
+        **fields,
+    }
     return KeyRecord.model_validate(given)
 
 
@@ -32,7 +45,7 @@ def test_a_stored_record_can_be_read_again_and_does_not_contain_the_key() -> Non
     back = KeyRecord.model_validate_json(kept)
     assert back == record(models=["mini*"], expires_at=9.0, limits=limits)
     assert KeyRecord.model_validate_json(kept[:-1] + ', "from_later": 1}') == back
-    principal = back.principal()
+    principal = back.make_principal()
     assert (principal.name, principal.key_id, principal.expires_at) == ("team", "k1", 9.0)
     assert (principal.models, principal.limits) == (("mini*",), limits)
 
@@ -50,13 +63,15 @@ def test_a_table_finds_a_key_only_with_the_secret_that_made_its_digest() -> None
 def test_a_secret_may_have_any_length() -> None:
     for length in (1, 64, 65, 1000):
         secret = b"x" * length
-        assert KeyTable(secret, [record(digest=digest_of(TEXT, secret))]).find(TEXT) is not None
+        assert KeyTable(secret, [record(digest=compute_key_digest(TEXT, secret))]).find(TEXT) is not None
 
 
 def test_digests_stay_as_stored() -> None:
-    assert digest_of("psk_example", SECRET) == "73e266304b3ac9eec08a12cca2a2d7e7e283123603cdfda910b453327a5bbe35"
+    assert (
+        compute_key_digest("psk_example", SECRET) == "73e266304b3ac9eec08a12cca2a2d7e7e283123603cdfda910b453327a5bbe35"
+    )
     for secret, key in ((b"x" * 64, b"x" * 64), (b"x" * 65, blake2b(b"x" * 65).digest())):
-        assert digest_of("psk_example", secret) == blake2b(b"psk_example", key=key, digest_size=32).hexdigest()
+        assert compute_key_digest("psk_example", secret) == blake2b(b"psk_example", key=key, digest_size=32).hexdigest()
 
 
 def test_fields_that_an_old_record_does_not_have_are_empty() -> None:
@@ -65,7 +80,7 @@ def test_fields_that_an_old_record_does_not_have_are_empty() -> None:
 
 
 def test_a_revoked_key_is_not_found() -> None:
-    table = KeyTable(SECRET, [record(revoked_at=1.0), record(key_id="k2", digest=digest_of(OTHER, SECRET))])
+    table = KeyTable(SECRET, [record(revoked_at=1.0), record(key_id="k2", digest=compute_key_digest(OTHER, SECRET))])
     assert table.find(TEXT) is None
 
 
@@ -78,7 +93,7 @@ def test_a_table_knows_how_long_each_key_is_valid() -> None:
     published = AccessView(
         SECRET, is_asking=True, keys={each.key_id: each.model_dump_json().encode() for each in records}
     )
-    for table in (KeyTable(SECRET, records), KeyTable.of(published)):
+    for table in (KeyTable(SECRET, records), KeyTable.from_view(published)):
         found = [table.find_expiry(key_id) for key_id in ("k1", "expiring", "revoked", "deleted")]
         assert found == [inf, 5.0, -inf, -inf]
         assert table.find_expiry("") == table.find_expiry(f"{CERTIFICATE}shop@example.com") == inf
@@ -105,7 +120,9 @@ def test_limits_are_finite_and_not_negative(wrong: float) -> None:
 
 
 def test_a_rotated_key_is_found_by_its_old_text_until_that_expires() -> None:
-    table = KeyTable(SECRET, [record(rotated_digest=digest_of(OLD, SECRET), rotated_until=50.0, expires_at=100.0)])
+    table = KeyTable(
+        SECRET, [record(rotated_digest=compute_key_digest(OLD, SECRET), rotated_until=50.0, expires_at=100.0)]
+    )
     old, new = table.find(OLD), table.find(TEXT)
     assert old is not None
     assert new is not None
@@ -114,9 +131,9 @@ def test_a_rotated_key_is_found_by_its_old_text_until_that_expires() -> None:
 
 def test_a_table_of_a_managers_view_has_every_readable_record() -> None:
     told = {"k1": record().model_dump_json().encode(), "k2": b'{"key_id": "k2", "scopes": ["of the future"]}'}
-    table = KeyTable.of(AccessView(SECRET, True, told))
+    table = KeyTable.from_view(AccessView(SECRET, True, told))
     found = table.find(TEXT)
     assert found is not None
     assert (found.key_id, table.needs_key) == ("k1", True)
-    gone = KeyTable.of(AccessView(SECRET, True, {"k1": record(revoked_at=1.0).model_dump_json().encode()}))
+    gone = KeyTable.from_view(AccessView(SECRET, True, {"k1": record(revoked_at=1.0).model_dump_json().encode()}))
     assert (gone.find(TEXT), table.find(TEXT)) == (None, found)

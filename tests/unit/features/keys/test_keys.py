@@ -193,7 +193,7 @@ async def test_gateways_learn_of_new_and_revoked_keys(endpoint: Endpoint) -> Non
     try:
 
         async def table() -> KeyTable:
-            return KeyTable.of((await asyncio.wait_for(heard.get(), 5)).access)
+            return KeyTable.from_view((await asyncio.wait_for(heard.get(), 5)).access)
 
         assert not (await table()).needs_key
         made = await endpoint.keys.create(wanted("app", Scope.INFERENCE, models=("mini*",)))

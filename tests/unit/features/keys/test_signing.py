@@ -22,9 +22,9 @@ from penstock.features.keys.signing import (
     SKEW_S,
     SignerRecord,
     Signing,
-    current_signer,
-    expired_signers,
-    signers_of,
+    find_current_signer,
+    find_expired_signers,
+    read_signers,
 )
 from penstock.manager import manager_service
 from penstock.manager.control_plane import ControlPlane
@@ -43,8 +43,8 @@ def record(kid: str, signs_from: float) -> SignerRecord:
 
 def test_the_newest_published_key_signs_and_the_first_signs_at_once() -> None:
     records = [record("a", 10), record("b", 20), record("c", 30)]
-    assert current_signer([], 5) is None
-    assert [getattr(current_signer(records, now), "kid", "") for now in (5, 10, 19, 20, 31)] == [
+    assert find_current_signer([], 5) is None
+    assert [getattr(find_current_signer(records, now), "kid", "") for now in (5, 10, 19, 20, 31)] == [
         "a",
         "a",
         "a",
@@ -56,14 +56,14 @@ def test_the_newest_published_key_signs_and_the_first_signs_at_once() -> None:
 def test_a_key_is_removed_when_no_token_of_it_can_be_valid() -> None:
     records = [record("a", 10), record("b", 20), record("c", 30)]
     last = 20 + LIFETIME_S + SKEW_S
-    assert expired_signers(records, last - 1) == []
-    assert [each.kid for each in expired_signers(records, last)] == ["a"]
-    assert [each.kid for each in expired_signers(records, last + 1e6)] == ["a", "b"]
+    assert find_expired_signers(records, last - 1) == []
+    assert [each.kid for each in find_expired_signers(records, last)] == ["a"]
+    assert [each.kid for each in find_expired_signers(records, last + 1e6)] == ["a", "b"]
 
 
 def test_records_of_another_version_are_ignored() -> None:
     stored = {SIGNING + "x": b"{}", "blocks/y": b"", SIGNING + "a": record("a", 1).model_dump_json().encode()}
-    assert [each.kid for each in signers_of(stored)] == ["a"]
+    assert [each.kid for each in read_signers(stored)] == ["a"]
 
 
 class Rotating:
@@ -83,7 +83,7 @@ class Rotating:
         self.clock_ahead_s = cluster_view.access.clock_ahead_s
 
     def kids(self) -> list[str]:
-        return [each.kid for each in signers_of(self.manager.control.desired.others)]
+        return [each.kid for each in read_signers(self.manager.control.desired.others)]
 
 
 @pytest.fixture
@@ -105,15 +105,15 @@ async def rotating(tmp_path: Path) -> AsyncIterator[Rotating]:
 
 async def test_gateways_know_every_key_that_may_have_signed_a_token(rotating: Rotating) -> None:
     await until(rotating.kids, "there is one")
-    first = rotating.signing.key()
+    first = rotating.signing.get_key()
     old = sign_token(first, ANYBODY, "blk", rotating.now).text
     await until(lambda: rotating.tokens._signers.keys() == {first.kid})
     made = await rotating.signing.rotate()
-    assert rotating.signing.key() == first
+    assert rotating.signing.get_key() == first
     rotating.now += PUBLISH_S
-    assert rotating.signing.key().kid == made.kid
+    assert rotating.signing.get_key().kid == made.kid
     await until(lambda: rotating.tokens._signers.keys() == {first.kid, made.kid})
-    new = sign_token(rotating.signing.key(), ANYBODY, "blk", rotating.now).text
+    new = sign_token(rotating.signing.get_key(), ANYBODY, "blk", rotating.now).text
     for text in (old, new):
         assert rotating.tokens.read_token(text, rotating.now).blocks == ("blk",)
     # An hour later another key is made automatically, and the first key has no valid token left.

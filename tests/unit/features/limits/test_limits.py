@@ -4,7 +4,14 @@ import pytest
 
 from penstock.core.principals import ANYBODY, NOBODY, KeyLimits, Principal
 from penstock.features.limits import limits as access
-from penstock.features.limits.limits import RequestsInFlight, caller_of, rates_of, refusal, request_charge, token_charge
+from penstock.features.limits.limits import (
+    RequestsInFlight,
+    identify_caller,
+    list_rates,
+    make_refusal,
+    make_request_charge,
+    make_token_charge,
+)
 from penstock.storage.limits.limit_store import Charge, ChargeResult, Rate, Spend
 
 LIMITS = KeyLimits(requests_per_s=10, rows_per_s=200, tokens_per_s=1000, burst_s=2.0, concurrency=4)
@@ -12,21 +19,21 @@ KEY = Principal("batch", "k-1", limits=LIMITS)
 
 
 def test_a_request_takes_one_request_and_its_rows_and_needs_tokens_left() -> None:
-    charge = request_charge("key:k-1", LIMITS, 32, 3)
+    charge = make_request_charge("key:k-1", LIMITS, 32, 3)
     assert [(spend.rate.name, spend.rate.per_s, spend.rate.burst_s, spend.cost) for spend in charge.spends] == [
         ("requests", 10, 2.0, 1),
         ("rows", 200, 2.0, 32),
         ("tokens", 1000, 2.0, 0),
     ]
-    assert (charge.slots, charge.held, charge.is_owed) == (4, 3, False)
-    assert token_charge("key:k-1", LIMITS, 700) == Charge(
+    assert (charge.max_in_flight, charge.in_flight, charge.is_owed) == (4, 3, False)
+    assert make_token_charge("key:k-1", LIMITS, 700) == Charge(
         "key:k-1", (Spend(Rate("tokens", 1000, 2.0), 700),), is_owed=True
     )
 
 
 def test_only_limited_rates_are_charged() -> None:
-    assert rates_of(KeyLimits(rows_per_s=5)) == (Rate("rows", 5, 1.0),)
-    assert rates_of(KeyLimits(concurrency=1)) == ()
+    assert list_rates(KeyLimits(rows_per_s=5)) == (Rate("rows", 5, 1.0),)
+    assert list_rates(KeyLimits(concurrency=1)) == ()
     assert access.is_limited(KeyLimits(concurrency=1))
     assert access.is_limited(KeyLimits(rows_per_s=5))
     assert not access.is_limited(KeyLimits())
@@ -34,14 +41,16 @@ def test_only_limited_rates_are_charged() -> None:
 
 
 def test_a_key_is_one_caller_and_anonymous_callers_are_told_apart_by_address() -> None:
-    assert caller_of(KEY, "10.0.0.1") == caller_of(KEY, "10.0.0.2") == "key:k-1"
-    assert caller_of(ANYBODY, "10.0.0.1") == caller_of(NOBODY, "10.0.0.1") == "address:10.0.0.1"
-    assert caller_of(Principal("cert"), "10.0.0.1") == caller_of(Principal("cert"), "10.0.0.2") == "name:cert"
+    assert identify_caller(KEY, "10.0.0.1") == identify_caller(KEY, "10.0.0.2") == "key:k-1"
+    assert identify_caller(ANYBODY, "10.0.0.1") == identify_caller(NOBODY, "10.0.0.1") == "address:10.0.0.1"
+    assert (
+        identify_caller(Principal("cert"), "10.0.0.1") == identify_caller(Principal("cert"), "10.0.0.2") == "name:cert"
+    )
 
 
 def test_statuses_report_quota_remaining_and_reset_of_each_limit() -> None:
-    charge = request_charge("key:k-1", LIMITS, 32, 3)
-    requests, rows, tokens, slots = access.limit_statuses(charge, ChargeResult((0.5, 2.0, 7.5)))
+    charge = make_request_charge("key:k-1", LIMITS, 32, 3)
+    requests, rows, tokens, slots = access.make_limit_statuses(charge, ChargeResult((0.5, 2.0, 7.5)))
     assert (requests.name, requests.quota, requests.window_s, requests.remaining, requests.reset_s) == (
         "requests",
         20,
@@ -52,8 +61,8 @@ def test_statuses_report_quota_remaining_and_reset_of_each_limit() -> None:
     assert (rows.quota, rows.remaining, rows.reset_s) == (400, 0, 2.0)
     assert (tokens.quota, tokens.remaining, tokens.reset_s) == (2000, 0, 7.5)
     assert (slots.name, slots.quota, slots.window_s, slots.remaining, slots.reset_s) == ("concurrency", 4, 0, 1, 0)
-    full = request_charge("key:k-1", LIMITS, 32, 5)
-    assert access.limit_statuses(full, ChargeResult((0.0, 0.0, 0.0)))[-1].remaining == 0
+    full = make_request_charge("key:k-1", LIMITS, 32, 5)
+    assert access.make_limit_statuses(full, ChargeResult((0.0, 0.0, 0.0)))[-1].remaining == 0
 
 
 @pytest.mark.parametrize(
@@ -61,18 +70,18 @@ def test_statuses_report_quota_remaining_and_reset_of_each_limit() -> None:
 )
 def test_quota_and_window_are_whole_numbers(per_s: float, burst_s: float, quota: int, window_s: int) -> None:
     limits = KeyLimits(requests_per_s=per_s, burst_s=burst_s)
-    (told,) = access.limit_statuses(request_charge("k", limits, 1, 0), ChargeResult((0.0,)))
+    (told,) = access.make_limit_statuses(make_request_charge("k", limits, 1, 0), ChargeResult((0.0,)))
     assert (told.quota, told.window_s) == (quota, window_s)
 
 
 def test_a_refusal_names_the_limit_and_the_time_to_wait() -> None:
-    charge = request_charge("key:k-1", LIMITS, 32, 3)
-    error = refusal(KEY, LIMITS, charge, ChargeResult((0.5, 2.0, 0.0), "rows", 0.16))
+    charge = make_request_charge("key:k-1", LIMITS, 32, 3)
+    error = make_refusal(KEY, LIMITS, charge, ChargeResult((0.5, 2.0, 0.0), "rows", 0.16))
     assert error.fields["limit"] == "rows"
     assert error.retry_after_s == pytest.approx(0.16)
     assert str(error) == "the key 'batch' has used its limit of 200 rows per second: try again in 0.16 s"
     assert [each.name for each in error.limit_statuses] == ["requests", "rows", "tokens", "concurrency"]
-    error = refusal(ANYBODY, LIMITS, charge, ChargeResult((0.5, 2.0, 0.0), "concurrency", 0.1))
+    error = make_refusal(ANYBODY, LIMITS, charge, ChargeResult((0.5, 2.0, 0.0), "concurrency", 0.1))
     assert str(error).startswith("your address has 4 requests in flight")
     assert error.is_retryable
 
@@ -81,10 +90,10 @@ def test_held_requests_are_counted_by_caller_and_forgotten_when_all_have_ended()
     held = RequestsInFlight()
     assert [held.take("a", LIMITS), held.take("a", LIMITS), held.take("b", LIMITS)] == [1, 2, 1]
     assert (held.count("a"), held.count("b")) == (2, 1)
-    assert {(charge.key, charge.slots, charge.held, charge.is_owed) for charge in held.charges()} == {
+    assert {(charge.key, charge.max_in_flight, charge.in_flight, charge.is_owed) for charge in held.list_charges()} == {
         ("a", 4, 2, True),
         ("b", 4, 1, True),
     }
     assert [held.release("a", LIMITS), held.release("b", LIMITS), held.release("a", LIMITS)] == [1, 0, 0]
     assert (held.count("a"), held.count("b")) == (0, 0)
-    assert held.charges() == []
+    assert held.list_charges() == []

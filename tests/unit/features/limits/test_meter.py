@@ -83,12 +83,12 @@ async def test_a_certain_refusal_is_raised_early_and_charges_nothing() -> None:
 
 async def test_each_of_several_gateways_has_its_share() -> None:
     meter = meter_of(anonymous_limits=KeyLimitSettings(requests_per_s=8))
-    assert meter.status() == {"store": "memory", "away": False, "share": 1.0}
+    assert meter.get_status() == {"store": "memory", "away": False, "share": 1.0}
     meter.gateways_changed(4)
     assert await passed(meter, request()) == 2
-    assert meter.status()["share"] == 0.25
+    assert meter.get_status()["share"] == 0.25
     meter.gateways_changed(0)
-    assert meter.status()["share"] == 1.0
+    assert meter.get_status()["share"] == 1.0
 
 
 class SharedStore:
@@ -107,7 +107,7 @@ class SharedStore:
 
     async def take(self, charge: Charge) -> ChargeResult:
         await self.gate.wait()
-        return ChargeResult((), "" if charge.held <= charge.slots else "concurrency", 0.1)
+        return ChargeResult((), "" if charge.in_flight <= charge.max_in_flight else "concurrency", 0.1)
 
     def put(self, charge: Charge) -> None:
         self.told.append(charge)
@@ -125,14 +125,14 @@ async def test_a_shared_store_is_notified_of_ended_requests_and_reminded_of_runn
     assert two is not None
     with pytest.raises(RateLimited):
         await meter.take(request(key), BLOCK)
-    assert [(charge.key, charge.held, charge.is_owed) for charge in store.told] == [("key:k-1", 2, True)]
+    assert [(charge.key, charge.in_flight, charge.is_owed) for charge in store.told] == [("key:k-1", 2, True)]
     meter.tick(100.0)
     meter.tick(100.0 + REPORT_S / 2)
-    assert [charge.held for charge in store.told] == [2, 2]
+    assert [charge.in_flight for charge in store.told] == [2, 2]
     meter.tick(100.0 + REPORT_S)
     one.end()
     two.end()
-    assert [charge.held for charge in store.told] == [2, 2, 2, 1, 0]
+    assert [charge.in_flight for charge in store.told] == [2, 2, 2, 1, 0]
 
 
 async def test_a_caller_that_leaves_during_the_stores_answer_holds_no_slot() -> None:
@@ -143,7 +143,7 @@ async def test_a_caller_that_leaves_during_the_stores_answer_holds_no_slot() -> 
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert [charge.held for charge in store.told] == [0]
+    assert [charge.in_flight for charge in store.told] == [0]
     store.gate.set()
     assert await meter.take(request(key), BLOCK) is not None
 
@@ -152,9 +152,9 @@ async def test_an_unreachable_store_is_logged() -> None:
     store, registry = SharedStore(), CollectorRegistry()
     meter = Meter(store, AccessSettings(), LimitMetrics(registry))  # type: ignore[arg-type]
     meter.gateways_changed(2)
-    assert meter.status() == {"store": "redis", "away": False, "share": 1.0}
+    assert meter.get_status() == {"store": "redis", "away": False, "share": 1.0}
     store.is_away, store.errors = True, 7
     meter.tick(0.0)
-    assert meter.status() == {"store": "redis", "away": True, "share": 0.5}
+    assert meter.get_status() == {"store": "redis", "away": True, "share": 0.5}
     assert registry.get_sample_value("penstock_limits_away") == 1
     assert registry.get_sample_value("penstock_limits_errors_total") == 7

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from penstock.core.cluster.devices import WorkerDevice, merge_devices
-from penstock.features.live.figures import compare, percentile
+from penstock.features.live.figures import compare, compute_percentile
 from penstock.features.live.live_view import BlockInfo, BlockOnDevice, EventCount, Latency, ServerInfo, WorkerInfo
 from penstock.telemetry.snapshot import ProcessFigures, Series, SnapshotReader
 
@@ -105,7 +105,7 @@ def test_no_rate_is_ever_negative_or_infinite():
     ],
 )
 def test_percentiles_are_interpolated_within_a_bucket(buckets, share, expected):
-    assert percentile(buckets, share) == pytest.approx(expected)
+    assert compute_percentile(buckets, share) == pytest.approx(expected)
 
 
 def test_latency_covers_the_interval_and_all_processes():

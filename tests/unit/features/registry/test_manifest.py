@@ -11,8 +11,8 @@ from penstock.features.registry.manifest import (
     MAX_MANIFEST_BYTES,
     ModelFacts,
     count_shards,
+    find_path_fault,
     make_manifest,
-    path_fault,
     read_document,
     read_manifest,
     split_reference,
@@ -59,14 +59,14 @@ def test_equal_files_have_equal_digests() -> None:
     ],
 )
 def test_a_path_that_leaves_the_folder_or_is_ambiguous_is_refused(path: str) -> None:
-    assert path_fault(path)
+    assert find_path_fault(path)
     with pytest.raises(InvalidRequest):
         make_manifest("m", "1", files(path))
 
 
 @pytest.mark.parametrize("path", ["1/model.onnx", "1/weights/é.bin", "1/a b.txt", "1/..a"[:2] + "a..b"])
 def test_any_other_path_is_accepted(path: str) -> None:
-    assert not path_fault(path)
+    assert not find_path_fault(path)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ async def test_the_latest_client_continues_an_upload(bed: RegistryBed) -> None:
         yield data[4:]
 
     first = asyncio.create_task(bed.registry.append(begun.upload_id, sha256(data), 0, slow()))
-    while (await bed.registry.progress(begun.upload_id)).offsets[sha256(data)] < 4:  # noqa: ASYNC110
+    while (await bed.registry.read_progress(begun.upload_id)).offsets[sha256(data)] < 4:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert await bed.registry.append(begun.upload_id, sha256(data), 4, pieces(data[4:6])) == 6
     may_go_on.set()
@@ -216,7 +216,7 @@ async def test_a_wrong_file_is_discarded_and_can_be_sent_again(
     begun = await bed.registry.begin(manifest, ModelFacts())
     with pytest.raises(Corrupted):
         await bed.registry.append(begun.upload_id, sha256(b"right"), 0, pieces(b"wrong"))
-    assert (await bed.registry.progress(begun.upload_id)).offsets[sha256(b"right")] == 0
+    assert (await bed.registry.read_progress(begun.upload_id)).offsets[sha256(b"right")] == 0
     with pytest.raises(InvalidRequest, match="more than the 5 bytes"):
         await bed.registry.append(begun.upload_id, sha256(b"right"), 0, pieces(b"rig", b"hthth"))
     with pytest.raises(InvalidRequest, match="no file"):
@@ -328,13 +328,13 @@ async def test_unfinished_uploads_and_unreferenced_files_are_deleted(tmp_path: P
         await bed.registry.append(begun.upload_id, sha256(b"weights"), 0, pieces(b"weights"))
         uploads = bed.registry._uploads
         assert await uploads.expire(time.time() + 50) == []
-        assert await bed.registry.collect() == 0  # younger than the age limit of uploads
+        assert await bed.registry.delete_unused_files() == 0  # younger than the age limit of uploads
         (gone,) = await uploads.expire(time.time() + 200)
         assert gone.digest == begun.upload_id
         assert bed.staged() == []
         for file in (tmp_path / "objects").rglob("*"):
             os.utime(file, (1, 1))
-        assert await bed.registry.collect() == 1
+        assert await bed.registry.delete_unused_files() == 1
         assert bed.stored() == set()
 
 
@@ -345,7 +345,7 @@ async def test_files_that_are_being_collected_count_as_missing(bed: RegistryBed,
     begun = await bed.registry.begin(manifest, ModelFacts())
     for data in files.values():
         await bed.registry.append(begun.upload_id, sha256(data), 0, pieces(data))
-    revision, _ = await records.guard()
+    revision, _ = await records.read_guard()
     await records.mark_doomed([sha256(b"weights")], revision)
     with pytest.raises(PenstockError, match="being deleted"):
         await bed.registry.commit(begun.upload_id)
@@ -392,7 +392,7 @@ async def test_managers_that_share_their_stores_share_one_registry(bed: Registry
     (won,) = (each for each in made if isinstance(each, str))
     for registry in (bed.registry, other):
         assert [each.record.digest for each in await registry.list()] == [won]
-        manifest = await registry.manifest(won)
+        manifest = await registry.read_manifest(won)
         for file in manifest.files:
             assert [piece async for piece in registry.read(file.sha256)]
     assert [file for file in (tmp_path / "elsewhere").rglob("*") if file.is_file()] == bed.staged() == []
@@ -443,7 +443,7 @@ async def test_a_keys_allow_list_applies_to_the_registry(
                 await call
         for upload_id in (begun.upload_id, "0" * 64):
             for asked in (
-                registry.progress(upload_id),
+                registry.read_progress(upload_id),
                 registry.append(upload_id, others_file, 0, nothing()),
                 registry.commit(upload_id),
                 registry.abort(upload_id),

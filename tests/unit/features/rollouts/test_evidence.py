@@ -5,7 +5,14 @@ from math import inf, log
 import pytest
 
 from penstock.core.cluster.answer_counts import AnswerCounts, find_bucket
-from penstock.features.rollouts.evidence import DOUBT, Evidence, Sample, Tolerance, is_beyond_chance, upper_share
+from penstock.features.rollouts.evidence import (
+    DOUBT,
+    Evidence,
+    Sample,
+    Tolerance,
+    compute_upper_share,
+    is_beyond_chance,
+)
 
 TOLERANCE = Tolerance(error_rate=0.02, slowdown=2.0)
 FAST, SLOW = find_bucket(0.01), find_bucket(0.1)
@@ -40,7 +47,7 @@ def seen(*counts: AnswerCounts, now: float = 0.0, share: float = 0.5) -> Evidenc
 
 def test_five_errors_are_a_fault_beside_a_hundred_good_answers() -> None:
     def fault(count: int, sure: float) -> str:
-        return seen(*compared(answers("old", 100), errors("new", count))).error_fault(TOLERANCE, 0.0, sure)
+        return seen(*compared(answers("old", 100), errors("new", count))).find_error_fault(TOLERANCE, 0.0, sure)
 
     assert fault(5, 14.0).startswith("5 of 5 requests to the new block failed (100%), 0 of 100 to the old block")
     assert fault(4, 14.0) == ""
@@ -54,13 +61,13 @@ def test_a_block_is_in_doubt_if_chance_explains_its_errors_in_one_of_twenty_case
 ) -> None:
     new = AnswerCounts("new", 100 - failed, {FAILED: failed}, {FAST: 100 - failed})
     evidence = seen(*compared(answers("old", 100), new))
-    assert bool(evidence.error_fault(TOLERANCE, 0.0, DOUBT)) == is_in_doubt
-    assert evidence.error_fault(TOLERANCE, 0.0) == ""
+    assert bool(evidence.find_error_fault(TOLERANCE, 0.0, DOUBT)) == is_in_doubt
+    assert evidence.find_error_fault(TOLERANCE, 0.0) == ""
 
 
 def test_without_answers_of_the_old_block_half_of_the_requests_may_fail() -> None:
-    assert seen(errors("new", 22)).fault(TOLERANCE, 0.0)
-    assert not seen(errors("new", 21)).fault(TOLERANCE, 0.0)
+    assert seen(errors("new", 22)).find_fault(TOLERANCE, 0.0)
+    assert not seen(errors("new", 21)).find_fault(TOLERANCE, 0.0)
 
 
 def test_errors_that_callers_caused_count_less_if_callers_stick_to_blocks() -> None:
@@ -68,14 +75,14 @@ def test_errors_that_callers_caused_count_less_if_callers_stick_to_blocks() -> N
     for tolerance, count in ((TOLERANCE, 5), (sticky, 23)):
         for bad, is_fault in ((count, True), (count - 1, False)):
             evidence = seen(*compared(answers("old", 100), errors("new", bad, REFUSED)))
-            assert bool(evidence.fault(tolerance, 0.0)) is is_fault
-    assert seen(*compared(answers("old", 100), errors("new", 5))).fault(sticky, 0.0)
+            assert bool(evidence.find_fault(tolerance, 0.0)) is is_fault
+    assert seen(*compared(answers("old", 100), errors("new", 5))).find_fault(sticky, 0.0)
 
 
 def test_an_old_block_that_fails_as_often_excuses_the_new_one() -> None:
     for code in (FAILED, REFUSED):
         evidence = seen(*compared(answers("old", 50), errors("old", 50, code), errors("new", 10, code)))
-        assert not evidence.fault(TOLERANCE, 0.0)
+        assert not evidence.find_fault(TOLERANCE, 0.0)
 
 
 @pytest.mark.parametrize(("old", "new", "is_compared"), [(30, 40, True), (29, 40, False), (30, 41, False)])
@@ -88,7 +95,7 @@ def test_requests_of_the_same_moments_are_compared_if_there_are_enough(old: int,
         errors("new", 10),
         answers("new", new - 10),
     )
-    assert evidence.fault(TOLERANCE, 0.0).startswith("10 of 10 requests to the new block") is is_compared
+    assert evidence.find_fault(TOLERANCE, 0.0).startswith("10 of 10 requests to the new block") is is_compared
 
 
 # --- latency
@@ -96,7 +103,7 @@ def test_requests_of_the_same_moments_are_compared_if_there_are_enough(old: int,
 
 def test_twenty_slow_answers_are_a_fault_beside_thirty_fast_ones() -> None:
     def fault(old: int, new: int) -> str:
-        return seen(*compared(answers("old", old), answers("new", new, SLOW))).fault(TOLERANCE, 0.0)
+        return seen(*compared(answers("old", old), answers("new", new, SLOW))).find_fault(TOLERANCE, 0.0)
 
     assert fault(30, 20).startswith("the new block's p50 is 94.3 ms over 20 requests, the old block's")
     assert fault(30, 19) == ""
@@ -105,20 +112,20 @@ def test_twenty_slow_answers_are_a_fault_beside_thirty_fast_ones() -> None:
 
 def test_slow_answers_are_no_fault_if_latency_does_not_matter() -> None:
     evidence = seen(*compared(answers("old", 100), answers("new", 100, SLOW)))
-    assert evidence.fault(TOLERANCE, 0.0)
-    assert evidence.fault(Tolerance(0.02, slowdown=0.0), 0.0) == ""
-    assert evidence.error_fault(TOLERANCE, 0.0) == ""
+    assert evidence.find_fault(TOLERANCE, 0.0)
+    assert evidence.find_fault(Tolerance(0.02, slowdown=0.0), 0.0) == ""
+    assert evidence.find_error_fault(TOLERANCE, 0.0) == ""
 
 
 def test_more_than_a_twentieth_of_slow_answers_is_a_fault_of_the_p95() -> None:
     for slow, fault in ((101, "the new block's p95 is"), (100, "")):
         counts = compared(answers("old", 1000), answers("new", 2000 - slow), answers("new", slow, SLOW))
-        assert seen(*counts).fault(TOLERANCE, 0.0)[: len("the new block's p95 is")] == fault
+        assert seen(*counts).find_fault(TOLERANCE, 0.0)[: len("the new block's p95 is")] == fault
 
 
 def test_a_difference_of_a_millisecond_is_no_fault() -> None:
     fastest, fast = find_bucket(0.0001), find_bucket(0.001)
-    assert seen(*compared(answers("old", 100, fastest), answers("new", 100, fast))).fault(TOLERANCE, 0.0) == ""
+    assert seen(*compared(answers("old", 100, fastest), answers("new", 100, fast))).find_fault(TOLERANCE, 0.0) == ""
 
 
 def test_latencies_of_other_moments_must_be_exceeded_by_more_and_for_longer() -> None:
@@ -129,10 +136,10 @@ def test_latencies_of_other_moments_must_be_exceeded_by_more_and_for_longer() ->
         (0.025, 10.0, 14.0, False),
     ):
         evidence = seen(answers("old", 30), answers("new", 20, find_bucket(seconds)))
-        assert evidence.fault(TOLERANCE, now, sure).startswith("the new block's p50") is is_fault
+        assert evidence.find_fault(TOLERANCE, now, sure).startswith("the new block's p50") is is_fault
     some_slow = seen(answers("old", 1000), answers("new", 80), answers("new", 20, SLOW))
-    assert some_slow.fault(TOLERANCE, 10.0) == "", "only the median is compared with earlier answers"
-    assert seen(answers("old", 29), answers("new", 20, SLOW)).fault(TOLERANCE, 10.0) == ""
+    assert some_slow.find_fault(TOLERANCE, 10.0) == "", "only the median is compared with earlier answers"
+    assert seen(answers("old", 29), answers("new", 20, SLOW)).find_fault(TOLERANCE, 10.0) == ""
 
 
 # --- waiting requests
@@ -166,26 +173,26 @@ def test_the_new_block_may_have_its_share_of_overdue_requests(
     new: int, old: int, age_s: float, usual_s: float, share: float, is_fault: bool
 ) -> None:
     evidence = seen(*waiting(new, age_s, old, usual_s), share=share)
-    fault = evidence.fault(TOLERANCE, 0.0)
+    fault = evidence.find_fault(TOLERANCE, 0.0)
     assert fault.startswith(f"{new} requests to the new block have waited longer than ") is is_fault
     assert not is_fault or fault.endswith(f", {old} to the old block")
 
 
 def test_waiting_requests_of_all_gateways_count_until_a_gateway_leaves() -> None:
     evidence = seen(*waiting(10, 2.0), share=0.1)
-    assert evidence.fault(TOLERANCE, 0.0) == ""
+    assert evidence.find_fault(TOLERANCE, 0.0) == ""
     evidence.add("other", waiting(10, 2.0), 0.0)
-    assert evidence.fault(TOLERANCE, 0.0)
+    assert evidence.find_fault(TOLERANCE, 0.0)
     evidence.gateway_left("other")
-    assert evidence.fault(TOLERANCE, 0.0) == ""
+    assert evidence.find_fault(TOLERANCE, 0.0) == ""
     evidence.add("g", waiting(20, 2.0), 0.0)
-    assert evidence.fault(TOLERANCE, 0.0)
+    assert evidence.find_fault(TOLERANCE, 0.0)
     evidence.add("g", [], 0.0)
-    assert evidence.fault(TOLERANCE, 0.0) == "", "a report replaces the gateway's previous one"
+    assert evidence.find_fault(TOLERANCE, 0.0) == "", "a report replaces the gateway's previous one"
 
 
 def test_waiting_requests_are_no_fault_before_the_old_block_has_answered() -> None:
-    assert seen(AnswerCounts("new", waiting={SLOW: 50, find_bucket(9.0): 50})).fault(TOLERANCE, 0.0) == ""
+    assert seen(AnswerCounts("new", waiting={SLOW: 50, find_bucket(9.0): 50})).find_fault(TOLERANCE, 0.0) == ""
 
 
 # --- time
@@ -210,29 +217,29 @@ def test_errors_after_many_good_answers_are_seen_in_the_last_two_and_ten_seconds
 ) -> None:
     evidence = seen(*GOOD)
     evidence.add("g", BAD, bad_at)
-    assert bool(evidence.fault(TOLERANCE, now)) is is_fault
+    assert bool(evidence.find_fault(TOLERANCE, now)) is is_fault
 
 
 def test_requests_of_the_same_moments_are_compared_within_a_span() -> None:
     evidence = seen(errors("old", 1000), *compared(answers("new", 10_000)))
     evidence.add("g", compared(answers("old", 40), errors("new", 20)), 5.0)
-    assert evidence.fault(TOLERANCE, 5.0).startswith("20 of 20 requests to the new block")
+    assert evidence.find_fault(TOLERANCE, 5.0).startswith("20 of 20 requests to the new block")
 
 
 def test_before_its_first_step_the_new_block_has_no_share_and_is_judged_at_once() -> None:
     evidence = Evidence("old", "new")
     evidence.add("g", waiting(20, 2.0), 0.0)
-    assert "have waited longer" in evidence.fault(TOLERANCE, 0.0)
+    assert "have waited longer" in evidence.find_fault(TOLERANCE, 0.0)
     evidence = Evidence("old", "new")
     evidence.add("g", [answers("old", 30), answers("new", 20, SLOW)], 0.0)
-    assert evidence.fault(TOLERANCE, 0.0).startswith("the new block's p50")
+    assert evidence.find_fault(TOLERANCE, 0.0).startswith("the new block's p50")
 
 
 def test_reports_are_kept_for_ten_seconds() -> None:
     evidence = seen(*GOOD, now=-0.5)
     evidence.add("g", BAD, 0.0)
     evidence.add("g", [], 10.0)
-    assert evidence.fault(TOLERANCE, 10.0)
+    assert evidence.find_fault(TOLERANCE, 10.0)
     evidence.add("g", [], 10.3)
     assert len(evidence._slices) == 2
 
@@ -242,7 +249,7 @@ def test_a_new_step_begins_without_the_reports_before_it() -> None:
     assert evidence.step_answers == 20
     evidence.begin_step(0.5, 1.0)
     assert evidence.step_answers == 0
-    assert evidence.fault(TOLERANCE, 1.0) == ""
+    assert evidence.find_fault(TOLERANCE, 1.0) == ""
     assert (evidence.old.answers, evidence.new.errors) == (100, 20)
 
 
@@ -267,13 +274,13 @@ def test_a_sample_counts_errors_that_callers_caused_apart() -> None:
     sample.add(AnswerCounts("new", 4, {FAILED: 2, REFUSED: 1}, {3: 1, 5: 4}))
     sample.merge(Sample(1, 1, 1, {5: 1}))
     assert sample == Sample(answers=5, errors=3, refused=2, latencies={3: 1, 5: 5})
-    assert (sample.outcomes, sample.ran, sample.slower_than(3), sample.slower_than(5)) == (10, 6, 5, 0)
+    assert (sample.outcomes, sample.ran, sample.count_slower_than(3), sample.count_slower_than(5)) == (10, 6, 5, 0)
 
 
 def test_the_highest_likely_share_follows_wilson() -> None:
-    assert upper_share(0, 0) == 1.0
-    assert upper_share(1, 100) == pytest.approx(0.055974, abs=1e-6)
-    assert upper_share(100, 100) == pytest.approx(1.0)
+    assert compute_upper_share(0, 0) == 1.0
+    assert compute_upper_share(1, 100) == pytest.approx(0.055974, abs=1e-6)
+    assert compute_upper_share(100, 100) == pytest.approx(1.0)
 
 
 def test_a_share_is_beyond_the_usual_one_only_if_chance_is_unlikely() -> None:

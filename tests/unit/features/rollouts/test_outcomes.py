@@ -42,23 +42,23 @@ def test_outcomes_are_counted_and_taken_once() -> None:
     asked = [request() for _ in range(6)]
     for each in asked:
         watch.begin_request(each)
-    watch.failed(asked[5], RateLimited("wait"))
-    watch.answered(asked[0], response(), 0.003)
-    watch.answered(asked[1], response(compute_ns=0), 0.000_02)
-    watch.failed(asked[2], EngineFailed("no"))
-    watch.failed(asked[3], Cancelled("left"))
-    (counts,) = watch.take(0.0)
+    watch.count_error(asked[5], RateLimited("wait"))
+    watch.count_answer(asked[0], response(), 0.003)
+    watch.count_answer(asked[1], response(compute_ns=0), 0.000_02)
+    watch.count_error(asked[2], EngineFailed("no"))
+    watch.count_error(asked[3], Cancelled("left"))
+    (counts,) = watch.take_counts(0.0)
     assert (counts.answers, counts.errors, counts.latencies) == (2, {"engine_failed": 1}, {find_bucket(0.003): 1})
     assert sum(counts.waiting.values()) == 1
     watch.end_request(asked[4])
-    assert watch.take(0.0) == [AnswerCounts("blk-1")]
+    assert watch.take_counts(0.0) == [AnswerCounts("blk-1")]
 
 
 def test_waiting_requests_are_reported_by_age() -> None:
     watch = BlockWatch("blk-1")
     asked = request()
     watch.begin_request(asked)
-    (counts,) = watch.take(1e9)
+    (counts,) = watch.take_counts(1e9)
     (bucket,) = counts.waiting
     assert bucket == find_bucket(1e9)
 
@@ -70,12 +70,12 @@ def routed(*block_ids: str) -> NameRoute:
 def test_counts_continue_for_blocks_that_stay_watched() -> None:
     watches = BlockWatches()
     assert watches.watch([routed("a", "b")])
-    first = watches.of("a")
+    first = watches.get_watch("a")
     assert not watches.watch([routed("b", "a")])
     assert watches.watch([routed("a")])
-    assert watches.of("a") is first
-    assert watches.of("b") is None
-    assert [counts.block_id for counts in watches.take()] == ["a"]
+    assert watches.get_watch("a") is first
+    assert watches.get_watch("b") is None
+    assert [counts.block_id for counts in watches.take_counts()] == ["a"]
 
 
 def test_requests_right_after_one_for_the_other_block_are_also_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_requests_right_after_one_for_the_other_block_are_also_counted_alone(mon
     monkeypatch.setattr("penstock.features.rollouts.outcomes.now", lambda: clock[0])
     watches = BlockWatches()
     watches.watch([routed("old", "new")])
-    old, new = watches.of("old"), watches.of("new")
+    old, new = watches.get_watch("old"), watches.get_watch("new")
     assert old is not None
     assert new is not None
     asked = [request() for _ in range(3)]
@@ -94,6 +94,6 @@ def test_requests_right_after_one_for_the_other_block_are_also_counted_alone(mon
     clock[0] = 5.0
     old.begin_request(asked[2])  # long after
     for each in asked:
-        old.answered(each, response(), 0.003)
-    found = {(counts.block_id, counts.is_control): counts.answers for counts in watches.take()}
+        old.count_answer(each, response(), 0.003)
+    found = {(counts.block_id, counts.is_control): counts.answers for counts in watches.take_counts()}
     assert found == {("old", False): 3, ("old", True): 1, ("new", False): 0, ("new", True): 0}

@@ -45,7 +45,7 @@ def kinds(actions: list[RolloutAction]) -> list[str]:
 
 
 def shares(rollout: Rollout) -> dict[str, float]:
-    route = rollout.route()
+    route = rollout.make_route()
     assert route is not None
     return dict(route.shares)
 
@@ -65,7 +65,7 @@ def test_a_rollout_goes_through_its_steps() -> None:
     assert shares(rollout) == {"old": 0, "new": 100}, "sessions on the old block may end"
     assert rollout.handle(RolloutSignal.TICK, 120.9) == []
     assert ReleaseBlock(OLD) in rollout.handle(RolloutSignal.TICK, 121.0)
-    assert rollout.route() is None, "the newest version answers for its name"
+    assert rollout.make_route() is None, "the newest version answers for its name"
     assert rollout.handle(RolloutSignal.TICK, 999.0) == []
 
 
@@ -102,7 +102,7 @@ def test_only_reports_on_the_new_block_matter_unless_the_old_one_is_unloaded() -
     assert rollout.record.phase is RolloutPhase.WAITING
     rollout.handle(READY, 2.0)
     assert rollout.handle(READY, 3.0) == [], "the step continues"
-    assert rollout.left_s(3.0) == 9.0
+    assert rollout.compute_left_s(3.0) == 9.0
 
 
 def test_a_step_waits_for_answers() -> None:
@@ -110,7 +110,7 @@ def test_a_step_waits_for_answers() -> None:
     rollout.handle(READY, 0.0)
     rollout.handle(heard(49), 5.0)
     assert rollout.handle(RolloutSignal.TICK, 100.0) == []
-    assert (rollout.missing, rollout.left_s(4.0)) == (1, 6.0)
+    assert (rollout.count_missing_answers, rollout.compute_left_s(4.0)) == (1, 6.0)
     assert kinds(rollout.handle(heard(1), 101.0)) == ["rollout_step"]
 
 
@@ -230,7 +230,7 @@ def test_a_last_step_below_100_percent_holds_until_it_is_resumed() -> None:
 def test_a_shadow_is_judged_before_the_first_step() -> None:
     rollout = make(shadow=20, is_compared=True, min_answers=10)
     assert kinds(rollout.handle(READY, 0.0)) == ["rollout_shadowing"]
-    route = rollout.route()
+    route = rollout.make_route()
     assert route == NameRoute("m", (BlockShare("old", 100),), shadow="new", shadow_share=0.2, is_compared=True)
     rollout.handle(heard(20), 1.0)
     assert rollout.answers == 0
@@ -245,16 +245,16 @@ def test_a_shadow_is_judged_before_the_first_step() -> None:
 def test_a_new_blocks_allowance_grows_with_its_successes() -> None:
     rollout = make()
     rollout.handle(READY, 0.0)
-    first = rollout.route(gateways=4)
+    first = rollout.make_route(gateways=4)
     assert first is not None
     assert (first.trial, first.allowance) == ("new", TRIAL / 4)
-    for alone in (rollout.route(), rollout.route(gateways=0)):
+    for alone in (rollout.make_route(), rollout.make_route(gateways=0)):
         assert alone is not None
         assert alone.allowance == TRIAL
     assert rollout.handle(heard(19), 0.1) == []
     assert rollout.handle(heard(1), 0.1) == [RouteChanged()]
     assert rollout.handle(heard(10), 0.2) == [RouteChanged()]
-    then = rollout.route()
+    then = rollout.make_route()
     assert then is not None
     assert then.allowance == TRIAL + 60
     assert rollout.handle(heard(7), 0.4) == [], "the increase is less than a quarter"
@@ -268,12 +268,12 @@ def test_a_gateway_that_left_does_not_divide_the_allowance() -> None:
     rollout.handle(READY, 0.0)
     rollout.handle(heard(0, gateway="other"), 0.1)
     rollout.handle(heard(20), 0.1)
-    both = rollout.route()
+    both = rollout.make_route()
     assert both is not None
     assert both.allowance == TRIAL / 2 + 40
     assert rollout.handle(GatewayLeft("other"), 0.2) == []
     rollout.handle(heard(20), 0.3)
-    alone = rollout.route()
+    alone = rollout.make_route()
     assert alone is not None
     assert alone.allowance == TRIAL + 80
 
@@ -285,7 +285,7 @@ def test_a_doubted_blocks_allowance_is_a_little_above_its_busiest_gateway() -> N
     rollout.handle(heard(0, old=0, gateway="idle"), 0.2)
     for number in range(2):
         rollout.handle(heard(5, seconds=0.03, old=10), 0.4 + number / 5)
-    route = rollout.route()
+    route = rollout.make_route()
     assert route is not None
     assert rollout.record.phase is RolloutPhase.RUNNING
     assert route.allowance == 50 + 5
@@ -301,7 +301,7 @@ def test_another_leader_continues_the_step_of_the_last_one() -> None:
     later = Rollout(written, 500.0)
     assert shares(later) == {"old": 0, "new": 100}
     assert later.handle(RolloutSignal.TICK, 505.0) == [], "the step starts again"
-    before, after = rollout.route(), later.route()
+    before, after = rollout.make_route(), later.make_route()
     assert before is not None
     assert after is not None
     assert before.began != after.began, "gateways count a new allowance, because this leader has seen no answers"
@@ -331,7 +331,7 @@ def test_a_name_other_than_the_models_keeps_its_route_when_the_rollout_is_over()
     record = RolloutRecord(
         plan=make().record.plan, old=OLD, new=other, began=0.0, phase=RolloutPhase.DONE, is_old_gone=True
     )
-    route = record.route()
+    route = record.make_route()
     assert route is not None
     assert route.shares == (BlockShare("new", 100),)
 

@@ -102,7 +102,7 @@ class Traffic:
             if lose_leader_s + AWAY_S <= self.now and lose_leader_s >= 0:  # the new leader has seen nothing
                 rollout, lose_leader_s = Rollout(rollout.record, self.now), -1.0
                 self.given, given = self.given + sum(given), [0] * self.gateways
-            route = rollout.route(self.gateways)
+            route = rollout.make_route(self.gateways)
             assert route is not None
             weight = rollout.record.weight / 100
             for gateway, (old, new) in enumerate(blocks):
@@ -229,7 +229,7 @@ def test_few_samples_decide_nothing_and_keep_the_step() -> None:
     traffic = Traffic(plan(), Behaviour(), Behaviour(median_s=0.06), rate=0.05)
     rollout = traffic.run()
     assert (rollout.record.phase, rollout.record.step) == (RolloutPhase.RUNNING, 0)
-    assert rollout.missing > 40
+    assert rollout.count_missing_answers > 40
 
 
 def test_requests_waiting_at_a_lost_gateway_do_not_count() -> None:

@@ -22,7 +22,7 @@ from penstock.manager.deploying.deployer import Deployer
 from penstock.manager.feature import TrafficReport
 from penstock.manager.manager import Manager
 from penstock.manager.publishing.publisher import AssignedBlock
-from penstock.manager.term import Facts, Report
+from penstock.manager.term import BlocksReport, WorkerFacts
 from penstock.manager.worker_liveness import WorkerArrived, WorkerReported
 from penstock.storage.metadata.metadata_store import MetadataStore
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
@@ -62,7 +62,7 @@ class Bed:
         await self.rollouts.begin(json.dumps(given))
 
     def phase(self, name: str = "a") -> RolloutPhase:
-        return self.rollouts.all(name)[0].record.phase
+        return self.rollouts.list_rollouts(name)[0].record.phase
 
     def route(self, name: str = "a") -> NameRoute | None:
         found = self.manager.control.term.publisher.view.get(f"route/{name}")
@@ -78,17 +78,17 @@ class Bed:
         return {blocks[each.block_id].record.version: each.weight for each in route.shares}
 
     def block_id(self, model: str, version: str) -> str:
-        block = self.manager.control.desired.block(model, version)
+        block = self.manager.control.desired.find_block(model, version)
         assert block is not None
         return block.block_id
 
     def state(self, model: str, version: str) -> BlockState:
         block = self.manager.control.term.blocks.get(self.block_id(model, version))
         assert block is not None
-        return block.state()[0]
+        return block.compute_state()[0]
 
     async def count(self, new: int, errors: int = 0) -> None:
-        record = self.rollouts.all("a")[0].record
+        record = self.rollouts.list_rollouts("a")[0].record
         failed = {"engine_failed": errors} if errors else {}
         counts = []
         for is_control in (False, True):
@@ -107,13 +107,15 @@ class Bed:
     async def work(self) -> None:
         """Act as a worker that carries out every assignment."""
         term = self.manager.control.term
-        term.worker_joined(WorkerArrived("w", "1-life", 1), Facts(), Report([]), 0.0)
+        term.worker_joined(WorkerArrived("w", "1-life", 1), WorkerFacts(), BlocksReport([]), 0.0)
         while True:
             assigned = [
-                each for each in term.publisher.assignment("w").items().values() if isinstance(each, AssignedBlock)
+                each
+                for each in term.publisher.get_assignment("w").get_items().values()
+                if isinstance(each, AssignedBlock)
             ]
             states = {each.block_id: self._loaded(each) for each in assigned}
-            term.worker_reported(WorkerReported("w", 1), Report(states.items()), None, 0.0)
+            term.worker_reported(WorkerReported("w", 1), BlocksReport(states.items()), None, 0.0)
             await self.manager.control.notify()
             await asyncio.sleep(0.01)
 
@@ -172,7 +174,7 @@ async def test_a_bad_version_is_rolled_back_and_unloaded_and_stays_so_after_a_re
         await until(lambda: bed.state("a", "2") is BlockState.UNLOADED)
         assert bed.state("a", "1") is BlockState.READY
     async with managing(repository, store) as bed:
-        (rollout,) = bed.rollouts.all()
+        (rollout,) = bed.rollouts.list_rollouts()
         assert (rollout.record.phase, rollout.answers) == (RolloutPhase.ROLLED_BACK, 20)
         assert "20 of 20 requests to the new block failed" in rollout.record.reason
         assert bed.shares() == {"1": 100}
@@ -190,7 +192,7 @@ async def test_a_rollout_of_a_version_that_does_not_load_fails_with_the_reason(
         bed.failing.add("2")
         await bed.begin("a", "2")
         await until(lambda: bed.phase() is RolloutPhase.FAILED)
-        assert "no network" in bed.rollouts.all("a")[0].record.reason
+        assert "no network" in bed.rollouts.list_rollouts("a")[0].record.reason
         assert bed.shares() == {"1": 100}
         assert bed.state("a", "1") is BlockState.READY
 
@@ -210,7 +212,7 @@ async def test_a_rollout_continues_with_the_next_manager(repository: Path, store
         await bed.rollouts.undo("a")
         assert bed.shares() == {"1": 100}
         await bed.rollouts.forget("a")
-        assert bed.rollouts.all() == []
+        assert bed.rollouts.list_rollouts() == []
         assert bed.route() is None
 
 
@@ -237,8 +239,10 @@ async def test_a_finished_rollout_can_be_undone_after_a_restart(repository: Path
         await bed.manager.deployer.change_block(bed.block_id("a", "1"), role=BlockRole.SPARE)
         await bed.rollouts.undo("a")
         await until(lambda: bed.phase() is RolloutPhase.DONE and bed.shares() == {"2": 0, "1": 100})
-        plan = bed.rollouts.all("a")[0].record.plan.model_copy(update={"keep_s": 0.0})
-        bed.rollouts.all("a")[0].record = bed.rollouts.all("a")[0].record.model_copy(update={"plan": plan})
+        plan = bed.rollouts.list_rollouts("a")[0].record.plan.model_copy(update={"keep_s": 0.0})
+        bed.rollouts.list_rollouts("a")[0].record = bed.rollouts.list_rollouts("a")[0].record.model_copy(
+            update={"plan": plan}
+        )
         await until(lambda: bed.state("a", "2") is BlockState.UNLOADED)
     async with managing(repository, store) as bed:
         await until(lambda: bed.state("a", "1") is BlockState.READY)
@@ -281,7 +285,7 @@ async def test_contradictory_plans_are_refused_and_change_nothing(
     async with managing(repository, store) as bed:
         with pytest.raises(error, match=why):
             await bed.rollouts.begin(json.dumps(plan))
-        assert bed.rollouts.all() == []
+        assert bed.rollouts.list_rollouts() == []
         assert (await store.list("rollouts/")).records == ()
         with pytest.raises(InvalidRequest, match="there is no rollout of 'a'"):
             await bed.rollouts.pause("a")

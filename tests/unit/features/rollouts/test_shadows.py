@@ -52,7 +52,7 @@ async def test_an_answered_request_is_copied_without_its_controls(bed: ShadowBed
     _, copy, _ = bed.dispatcher.ran[1]
     assert copy.parameters == {"temperature": 0.5}
     assert bed.copies("ok") == bed.copies("same") == 1
-    counts = {each.block_id: each for each in bed.serving.plans.watches.take() if not each.is_control}
+    counts = {each.block_id: each for each in bed.serving.plans.watches.take_counts() if not each.is_control}
     assert counts[bed.shadow_id].answers == 1
     assert sum(counts[bed.shadow_id].latencies.values()) == 1
     assert bed.count(SHADOW, "ok") == 0, "a copy is not counted as a client's request"
@@ -63,7 +63,7 @@ async def test_a_failed_copy_is_counted_and_affects_no_client(bed: ShadowBed) ->
     await bed.serving.serve(ask(MODEL))
     await bed.settle()
     assert (bed.copies("failed"), bed.copies("ok")) == (1, 0)
-    (counts,) = [each for each in bed.serving.plans.watches.take() if each.errors and not each.is_control]
+    (counts,) = [each for each in bed.serving.plans.watches.take_counts() if each.errors and not each.is_control]
     assert counts.errors == {"engine_failed": 1}
 
 
@@ -109,11 +109,13 @@ async def test_copies_are_dropped_first_under_load(bed: ShadowBed, monkeypatch: 
     bed.admission.inflight_requests = bed.admission.limits.max_inflight_requests
     bed.serving.shadows.offer(ask(MODEL), answer)
     assert bed.copies("dropped") == 4
-    assert not any(each.waiting for each in bed.serving.plans.watches.take()), "a cancelled copy does not wait any more"
+    assert not any(each.waiting for each in bed.serving.plans.watches.take_counts()), (
+        "a cancelled copy does not wait any more"
+    )
 
 
 async def test_a_forwarded_request_is_counted_by_the_other_gateway(bed: ShadowBed) -> None:
     request = ask(MODEL, parameters={"session_id": "s", "seq_no": 1})
     plan, _ = ForwardedRequests(bed.serving)._plan(request, bed.serving.resolver.choose(request))
     assert plan.watch is not None
-    assert not any(each.waiting for each in bed.serving.plans.watches.take())
+    assert not any(each.waiting for each in bed.serving.plans.watches.take_counts())

@@ -40,7 +40,7 @@ class Sent:
     ) -> Ticket:
         step = SessionStep(session, seq_no, start, end)
         ticket = Ticket(block, self.settings, step, deadline, size, digest)
-        self.perform(self.table.arrive(ticket, self.now))
+        self.perform(self.table.add_request(ticket, self.now))
         return ticket
 
     def finish(
@@ -49,8 +49,8 @@ class Sent:
         """End the running step of a session, which ran on worker `home`."""
         (step,) = [step for step in self.running if step.session.session_id == session]
         self.running.remove(step)
-        step.asked.home = home
-        self.perform(self.table.done(step, outcome or response(str(step.number)), self.now))
+        step.parameters.home = home
+        self.perform(self.table.finish_step(step, outcome or response(str(step.number)), self.now))
 
     def leave(self, ticket: Ticket) -> None:
         self.perform(self.table.caller_left(ticket, self.now))

@@ -22,7 +22,7 @@ def test_the_worker_gets_the_start_mark_until_its_model_has_seen_the_session() -
     is_start: list[bool] = []
     for outcome in (QueueFull("full"), InvalidTensor("bad"), None, None):
         sent.send(1 if len(is_start) < 2 else len(is_start))
-        is_start.append(sent.running[0].asked.is_start)
+        is_start.append(sent.running[0].parameters.is_start)
         sent.finish(outcome)
     assert is_start == [True, True, True, False]
 
@@ -32,7 +32,7 @@ def test_a_failed_model_has_seen_the_session() -> None:
     sent.send(1)
     sent.finish(EngineFailed("no"))
     sent.send(2)
-    assert not sent.running[0].asked.is_start
+    assert not sent.running[0].parameters.is_start
 
 
 # --- starts and ends
@@ -55,7 +55,7 @@ def test_steps_that_arrive_before_the_start_wait_for_it() -> None:
     start = sent.send(3, start=True)
     assert "was started with seq_no 3" in sent.error(before, SessionError)
     sent.finish()
-    assert sent.table.waiting_steps() == 1
+    assert sent.table.count_waiting_steps() == 1
     sent.send(4)
     sent.finish()
     sent.finish()
@@ -70,7 +70,7 @@ def test_a_start_restarts_a_live_session() -> None:
     waiting = sent.send(4)
     restarted = sent.send(1, start=True, digest=b"x")
     assert "was restarted" in sent.error(waiting, SessionError)
-    assert sent.running[0].asked.is_start
+    assert sent.running[0].parameters.is_start
     sent.finish(response("new 1"))
     assert (sent.text(restarted), sent.given[restarted].position) == ("new 1", 1)
     sent.send(2)
@@ -142,7 +142,7 @@ def test_an_ended_session_answers_repeats_and_refuses_new_steps() -> None:
     sent.send(2, end=True)
     sent.finish()
     assert "has ended" in sent.error(beyond, SessionError)
-    assert sent.table.open_sessions() == 0
+    assert sent.table.count_open_sessions() == 0
     assert sent.text(sent.send(2)) == "2"
     with pytest.raises(SessionError, match="has ended: restart it with sequence_start"):
         sent.send(3)
@@ -182,9 +182,9 @@ def test_idle_sessions_are_forgotten() -> None:
     sent.tick(5.0)
     sent.send(1)  # a repeat counts as activity
     sent.tick(14.9)
-    assert sent.table.open_sessions() == 2
+    assert sent.table.count_open_sessions() == 2
     sent.tick(15.0)
-    assert sent.table.open_sessions() == 1
+    assert sent.table.count_open_sessions() == 1
     again = sent.send(1)
     sent.finish()
     assert not sent.given[again].is_repeat
@@ -202,7 +202,7 @@ def test_recorded_answers_end_with_their_session() -> None:
     sent.send(1, block="other")
     sent.finish()
     assert len(kept) == 2
-    sent.perform(sent.table.retire("other", ModelNotReady("unloaded")))
+    sent.perform(sent.table.retire_block("other", ModelNotReady("unloaded")))
     assert len(kept) == 1
     sent.tick(10.0)
     assert (len(kept), kept.size_bytes) == (0, 0)
@@ -213,7 +213,7 @@ def test_a_session_that_never_ran_is_forgotten() -> None:
     sent.leave(sent.send(2))
     sent.send(1, "t")
     sent.finish(QueueFull("full"), "t")
-    assert sent.table.open_sessions() == 0
+    assert sent.table.count_open_sessions() == 0
 
 
 def test_ended_sessions_are_evicted_first_and_then_the_longest_idle() -> None:
@@ -246,9 +246,9 @@ def test_a_stateful_session_is_lost_with_its_worker() -> None:
     with pytest.raises(SessionError, match="restart it with sequence_start"):
         sent.send(2)
     assert sent.text(sent.send(1)) == "1"
-    assert sent.table.open_sessions() == 0
+    assert sent.table.count_open_sessions() == 0
     sent.send(1, start=True)
-    assert sent.running[0].asked.is_start
+    assert sent.running[0].parameters.is_start
 
 
 def test_an_idle_stateful_session_is_lost_with_its_worker() -> None:
@@ -258,7 +258,7 @@ def test_an_idle_stateful_session_is_lost_with_its_worker() -> None:
         sent.finish(session=name, home=home)
     sent.send(1, "not yet")  # its model has no state
     waiting = sent.send(3, "a")
-    sent.perform(sent.table.lost(b"gone", ["blk", "unknown"], sent.now))
+    sent.perform(sent.table.worker_lost(b"gone", ["blk", "unknown"], sent.now))
     assert "its worker is gone" in sent.error(waiting, SessionError)
     assert sent.send(2, "b") not in sent.given
     with pytest.raises(SessionError, match="is lost"):
@@ -272,19 +272,19 @@ def test_an_idle_session_without_state_is_not_lost() -> None:
     sent = Sent()
     sent.send(1)
     sent.finish(home=b"gone")
-    sent.perform(sent.table.lost(b"gone", ["blk"], sent.now))
+    sent.perform(sent.table.worker_lost(b"gone", ["blk"], sent.now))
     sent.send(2)
-    assert sent.running[0].asked.home == b"gone"  # the router finds another worker and reports it
+    assert sent.running[0].parameters.home == b"gone"  # the router finds another worker and reports it
     sent.finish(home=b"here")
     sent.send(3)
-    assert sent.running[0].asked.home == b"here"
+    assert sent.running[0].parameters.home == b"here"
 
 
 def test_a_worker_that_leaves_right_after_its_answer_loses_the_state() -> None:
     sent = Sent(is_stateful=True)
     first = sent.send(1)
-    sent.running[0].asked.home = b"gone"  # the router has its answer, the table does not yet
-    sent.perform(sent.table.lost(b"gone", ["blk"], sent.now))
+    sent.running[0].parameters.home = b"gone"  # the router has its answer, the table does not yet
+    sent.perform(sent.table.worker_lost(b"gone", ["blk"], sent.now))
     sent.finish(home=b"gone")
     assert sent.text(first) == "1"
     with pytest.raises(SessionError, match="is lost"):
@@ -297,7 +297,7 @@ def test_a_restarted_session_is_not_lost_with_its_former_worker() -> None:
     sent.finish(home=b"gone")
     sent.send(2)
     restarted = sent.send(1, start=True, digest=b"x")
-    sent.perform(sent.table.lost(b"gone", ["blk"], sent.now))
+    sent.perform(sent.table.worker_lost(b"gone", ["blk"], sent.now))
     sent.finish(WorkerLost("died"))
     sent.finish(response("new"), home=b"here")
     assert sent.text(restarted) == "new"
@@ -308,7 +308,7 @@ def test_the_first_step_of_a_stateful_session_can_be_sent_again() -> None:
     sent.send(1)
     sent.finish(WorkerLost("died"))
     sent.send(1)
-    assert sent.running[0].asked.is_start
+    assert sent.running[0].parameters.is_start
 
 
 def test_a_session_without_state_continues_with_another_worker() -> None:
@@ -327,12 +327,12 @@ def test_a_session_without_state_continues_with_another_worker() -> None:
 def test_sessions_end_with_their_block() -> None:
     sent = Sent()
     running, waiting = sent.send(1), sent.send(2)
-    sent.perform(sent.table.retire("blk", ModelNotReady("unloaded")))
+    sent.perform(sent.table.retire_block("blk", ModelNotReady("unloaded")))
     assert sent.error(waiting, ModelNotReady) == "unloaded"
-    assert sent.table.open_sessions() == sent.table.waiting_steps() == 0
+    assert sent.table.count_open_sessions() == sent.table.count_waiting_steps() == 0
     sent.finish()
     assert sent.text(running) == "1"
-    assert sent.table.open_sessions() == 0
+    assert sent.table.count_open_sessions() == 0
 
 
 def test_sessions_continue_with_the_replacing_version() -> None:
@@ -341,8 +341,8 @@ def test_sessions_continue_with_the_replacing_version() -> None:
         sent.send(number, "done")
         sent.finish(session="done")
     running, waiting = sent.send(1, "busy"), sent.send(2, "busy")
-    sent.perform(sent.table.retire("blk", ModelNotReady("unloaded"), ("new", sent.settings), 0.0))
-    assert (sent.table.open_sessions(), sent.table.waiting_steps()) == (2, 1)
+    sent.perform(sent.table.retire_block("blk", ModelNotReady("unloaded"), ("new", sent.settings), 0.0))
+    assert (sent.table.count_open_sessions(), sent.table.count_waiting_steps()) == (2, 1)
     sent.finish(session="busy")
     assert sent.text(running) == "1"
     sent.finish(ModelNotReady("unloaded"), session="busy")
@@ -362,7 +362,7 @@ def test_sessions_of_a_stateful_model_end_with_their_version() -> None:
     sent.finish()
     sent.send(2)
     waiting = sent.send(3)
-    sent.perform(sent.table.retire("blk", ModelNotReady("unloaded"), ("new", sent.settings), 0.0))
+    sent.perform(sent.table.retire_block("blk", ModelNotReady("unloaded"), ("new", sent.settings), 0.0))
     assert "another version has replaced the model" in sent.error(waiting, SessionError)
     sent.finish()
     with pytest.raises(SessionError, match="restart it with sequence_start"):

@@ -152,9 +152,9 @@ async def test_deadlines_and_disconnects_reach_the_owner(cluster: Cluster) -> No
         await cluster.gateways["b"].send(session, 2, timeout_s=0.5)
     leaving = asyncio.create_task(cluster.gateways["b"].send(session, 2))
     owner = cluster.gateways["a"]
-    await until(lambda: owner.runs.statistics()["waiting"] == 1)
+    await until(lambda: owner.runs.count_sessions()["waiting"] == 1)
     leaving.cancel()
-    await until(lambda: owner.runs.statistics()["waiting"] == 0)
+    await until(lambda: owner.runs.count_sessions()["waiting"] == 0)
 
 
 async def test_a_leaving_gateway_hands_its_sessions_to_the_others(cluster: Cluster) -> None:
@@ -172,7 +172,7 @@ async def test_a_leaving_gateway_hands_its_sessions_to_the_others(cluster: Clust
     assert not leaving.done()
     cluster.engine.may_run.set()
     await leaving
-    assert leaver.runs.session_keys() == []
+    assert leaver.runs.list_session_keys() == []
     with pytest.raises(Draining):
         await leaver.send(cluster.session_of("a"), 1)
     cluster.tell()
@@ -194,7 +194,7 @@ async def test_sessions_continue_with_the_block_that_replaces_theirs(cluster: Cl
         gateway.block = old
     await asyncio.gather(*(cluster.gateways["a"].send(name, 1) for name in names))
     for gateway in cluster.gateways.values():
-        gateway.runs.retire("blk", ModelNotReady("it is unloaded", reason="withdrawn"), successor)
+        gateway.runs.retire_block("blk", ModelNotReady("it is unloaded", reason="withdrawn"), successor)
         gateway.block = successor
     cluster.add("c")
     cluster.gateways["c"].block = successor
@@ -214,7 +214,7 @@ async def test_after_an_owners_death_the_next_owner_continues_from_the_store(sto
     for seq_no in (1, 2):
         await stored.gateways["b"].send(session, seq_no)
     waiting = asyncio.create_task(stored.gateways["b"].send(session, 4))
-    await until(lambda: stored.gateways["a"].runs.statistics()["waiting"] == 1)
+    await until(lambda: stored.gateways["a"].runs.count_sessions()["waiting"] == 1)
     stored.kill("a")
     stored.tell()
     assert is_repeat(await stored.gateways["c"].send(session, 2))
@@ -300,7 +300,7 @@ async def test_a_step_that_is_sent_again_is_unchanged(stored: Cluster, monkeypat
         asked.append(step.is_start)
         step.is_start = True
         if len(asked) == 1:
-            raise session_errors.moved(step.session_id)
+            raise session_errors.make_session_moved_error(step.session_id)
         step.is_start = False
         return await run(block, request, *more)
 

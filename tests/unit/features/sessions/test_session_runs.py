@@ -139,7 +139,7 @@ async def test_a_repeat_gets_the_answer_under_its_own_id(bench: Bench) -> None:
     assert again.parameters == {"p": 1, "session_step": 1, "session_repeat": True}
     assert again.timing == Timing()
     assert bench.engine.numbers() == [1]
-    assert bench.runs.statistics() == {"open": 1, "waiting": 0, "repeats": 1}
+    assert bench.runs.count_sessions() == {"open": 1, "waiting": 0, "repeats": 1}
 
 
 async def test_two_callers_of_a_running_step_share_it(bench: Bench) -> None:
@@ -165,10 +165,10 @@ async def test_a_step_continues_without_its_caller(bench: Bench) -> None:
 async def test_a_waiting_step_is_cancelled_with_its_caller(bench: Bench) -> None:
     waiting = bench.start(2)
     await settle()
-    assert bench.runs.statistics() == {"open": 1, "waiting": 1, "repeats": 0}
+    assert bench.runs.count_sessions() == {"open": 1, "waiting": 1, "repeats": 0}
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert bench.runs.statistics() == {"open": 0, "waiting": 0, "repeats": 0}
+    assert bench.runs.count_sessions() == {"open": 0, "waiting": 0, "repeats": 0}
     await bench.send(1)
     assert bench.engine.numbers() == [1]
 
@@ -208,7 +208,7 @@ async def test_a_waiting_caller_gets_an_error_at_its_deadline(bench: Bench) -> N
 async def test_a_stateful_session_is_lost_with_its_worker(bench: Bench) -> None:
     bench.block = block(is_stateful=True)
     await bench.send(1)
-    bench.runs.lost(b"worker", ["blk"])
+    bench.runs.worker_lost(b"worker", ["blk"])
     with pytest.raises(SessionError, match="its worker is gone"):
         await bench.send(2)
     await bench.send(1, text="new", is_start=True)
@@ -222,7 +222,7 @@ async def test_a_stateful_session_is_lost_with_its_worker(bench: Bench) -> None:
 async def test_idle_sessions_are_removed(bench: Bench) -> None:
     bench.block = block(idle_s=0.001)
     await bench.send(1)
-    while bench.runs.statistics()["open"]:
+    while bench.runs.count_sessions()["open"]:
         await asyncio.sleep(0.001)
         bench.runs.tick()
 
@@ -230,7 +230,7 @@ async def test_idle_sessions_are_removed(bench: Bench) -> None:
 async def test_callers_waiting_for_a_removed_block_get_its_error(bench: Bench) -> None:
     waiting = bench.start(2)
     await settle()
-    bench.runs.retire("blk", ModelNotReady("unloaded"))
+    bench.runs.retire_block("blk", ModelNotReady("unloaded"))
     with pytest.raises(ModelNotReady, match="unloaded"):
         await waiting
 
@@ -296,4 +296,4 @@ async def test_every_step_runs_once_and_in_order_despite_cancellation_at_any_poi
         assert answer.parameters["session_step"] == seq_no
     for name in {session for session, _ in sent}:
         assert [seq for session, seq, _ in bench.engine.ran if session == name] == list(range(1, steps + 1))
-    assert bench.runs.statistics()["waiting"] == 0
+    assert bench.runs.count_sessions()["waiting"] == 0

@@ -25,7 +25,7 @@ def test_steps_run_one_at_a_time_in_the_order_of_their_numbers() -> None:
     sent = Sent()
     third, second = sent.send(3), sent.send(2)
     assert sent.numbers() == []
-    assert sent.table.waiting_steps() == 2
+    assert sent.table.count_waiting_steps() == 2
     first = sent.send(1)
     assert sent.numbers() == [1]
     sent.finish()
@@ -34,7 +34,7 @@ def test_steps_run_one_at_a_time_in_the_order_of_their_numbers() -> None:
     sent.finish()
     assert [sent.text(ticket) for ticket in (first, second, third)] == ["1", "2", "3"]
     assert [sent.given[ticket].position for ticket in (first, second, third)] == [1, 2, 3]
-    assert sent.table.waiting_steps() == 0
+    assert sent.table.count_waiting_steps() == 0
 
 
 def test_sessions_and_blocks_do_not_wait_for_each_other() -> None:
@@ -80,7 +80,7 @@ def test_the_error_for_a_step_too_far_ahead_names_the_awaited_one() -> None:
         sent.send(4)
     with pytest.raises(SessionError, match="send seq_no 1"):
         sent.send(4, "new")
-    assert sent.table.open_sessions() == 1
+    assert sent.table.count_open_sessions() == 1
     sent.send(1)
     sent.finish()
     sent.send(4)
@@ -100,13 +100,13 @@ def test_without_numbers_the_window_limits_waiting_steps() -> None:
 def test_the_error_of_a_step_past_its_deadline_names_the_missing_number() -> None:
     sent = Sent()
     late, patient = sent.send(3, deadline=5.0), sent.send(2, deadline=50.0)
-    assert sent.table.due() == 5.0
+    assert sent.table.find_next_deadline() == 5.0
     sent.tick(4.9)
     assert sent.given == {}
     sent.tick(5.0)
     assert "seq_no 3 of session 's' waited for seq_no 1" in sent.error(late, DeadlineExceeded)
     assert patient not in sent.given
-    assert sent.table.waiting_steps() == 1
+    assert sent.table.count_waiting_steps() == 1
     sent.send(1)
     sent.finish()
     sent.finish()
@@ -255,7 +255,7 @@ def test_after_any_other_failure_a_step_can_be_repeated(kind: type[PenstockError
     sent.finish(kind("no"))
     assert sent.error(first, kind) == sent.error(sharer, kind) == "no"
     assert sent.numbers() == []
-    assert sent.table.waiting_steps() == 1
+    assert sent.table.count_waiting_steps() == 1
     again = sent.send(1)
     sent.finish()
     sent.finish()
@@ -271,7 +271,7 @@ def test_the_number_of_waiting_steps_is_limited() -> None:
     waiting = [sent.send(2, f"s{number}") for number in range(3)]
     with pytest.raises(Overloaded, match="3 requests of sessions already wait"):
         sent.send(2, "s3")
-    assert sent.table.open_sessions() == 3  # the refused step left nothing behind
+    assert sent.table.count_open_sessions() == 3  # the refused step left nothing behind
     sent.send(1, "s3")  # runs at once and needs no room
     sent.leave(waiting[0])
     sent.send(2, "s4")

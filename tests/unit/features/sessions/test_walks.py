@@ -142,7 +142,7 @@ class Walk:
         if plain.running is not None and not plain.is_stale:
             assert sent.numbers() == [plain.running] == [plain.next]
         waits = [number for number in plain.wanted if number != plain.running or plain.is_stale]
-        assert sent.table.waiting_steps() == len(waits)
+        assert sent.table.count_waiting_steps() == len(waits)
 
     def told(self, ticket: Ticket) -> str:
         outcome = self.sent.given[ticket].outcome

@@ -56,13 +56,13 @@ async def test_a_killed_process_is_restarted_and_stop_ends_it(
     assert await _pid(supervisor, first) != first
     assert exits == [("sleeper", "died")]
     await supervisor.stop(["sleeper"], 5.0)
-    assert supervisor.pids() == {}
+    assert supervisor.list_pids() == {}
     assert exits == [("sleeper", "died"), ("sleeper", "stopped")]
 
 
 async def test_a_stopped_process_is_replaced(supervisor: LocalFleet, exits: list[tuple[str, str]]) -> None:
     await supervisor.start(FleetRole("sleeper", child("tether.report_open()"), reports_open=True))
-    await supervisor.until_open()
+    await supervisor.wait_until_open()
     first = await _pid(supervisor, 0)
     await asyncio.sleep(1.0)  # it has reported that its loop runs
     os.kill(first, signal.SIGSTOP)
@@ -84,30 +84,30 @@ async def test_child_processes_of_a_killed_process_end_with_it(supervisor: Local
 async def test_only_named_processes_are_stopped(supervisor: LocalFleet) -> None:
     await supervisor.start(FleetRole("sleeper", SLEEPER))
     await supervisor.start(FleetRole("other", SLEEPER))
-    await until(lambda: len(supervisor.pids()) == 2)
+    await until(lambda: len(supervisor.list_pids()) == 2)
     await supervisor.stop(["other"], 5.0)
-    assert supervisor.pids().keys() == {"sleeper"}
+    assert supervisor.list_pids().keys() == {"sleeper"}
 
 
 async def test_a_process_that_ignores_sigterm_is_killed(supervisor: LocalFleet) -> None:
     ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); tether.report_open()"
     await supervisor.start(FleetRole("sleeper", child(ignores), reports_open=True))
-    await supervisor.until_open()
+    await supervisor.wait_until_open()
     await supervisor.stop(["sleeper"], 0.1)
-    assert supervisor.pids() == {}
+    assert supervisor.list_pids() == {}
 
 
 async def test_the_reason_of_an_endpoint_that_cannot_open_is_reported(supervisor: LocalFleet) -> None:
     fails = child("tether.report_failure(ConfigError('the port is taken')); sys.exit(2)")
     await supervisor.start(FleetRole("endpoint", fails, reports_open=True))
     with pytest.raises(ConfigError, match="the port is taken"):
-        await supervisor.until_open()
+        await supervisor.wait_until_open()
 
 
 async def test_a_process_that_ends_before_its_endpoint_is_open_fails_the_start(supervisor: LocalFleet) -> None:
     await supervisor.start(FleetRole("endpoint", child("sys.exit(7)"), reports_open=True))
     with pytest.raises(InternalError, match=r"endpoint ended \(7\) before its endpoint was open"):
-        await supervisor.until_open()
+        await supervisor.wait_until_open()
 
 
 async def test_the_fleet_is_ready_when_all_reporting_processes_are(supervisor: LocalFleet) -> None:
@@ -116,7 +116,7 @@ async def test_the_fleet_is_ready_when_all_reporting_processes_are(supervisor: L
     await supervisor.start(FleetRole("telling", child(told), reports_ready=True))
     seen: list[str] = []
     while not seen or seen[-1]:
-        problem = await supervisor.problem()
+        problem = await supervisor.describe_problem()
         if problem not in seen[-1:]:
             seen.append(problem)
         await asyncio.sleep(0.01)
@@ -145,6 +145,6 @@ async def test_a_failing_exit_callback_does_not_prevent_a_restart(exits: list[tu
 
 async def _pid(supervisor: LocalFleet, other_than: int) -> int:
     async with asyncio.timeout(20):
-        while supervisor.pids().get("sleeper", other_than) == other_than:  # noqa: ASYNC110
+        while supervisor.list_pids().get("sleeper", other_than) == other_than:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    return supervisor.pids()["sleeper"]
+    return supervisor.list_pids()["sleeper"]

@@ -16,7 +16,7 @@ class Watch:
         self.cpu_s = {"a": 0.0, "b": 0.0}
         self.liveness.tick(self.now, self.looks())
         for name in self.cpu_s:
-            self.liveness.started(name)
+            self.liveness.record_start(name)
 
     def looks(self, **states: str) -> dict[str, ProcessSample]:
         return {name: ProcessSample(cpu_s, states.get(name, "sleeping")) for name, cpu_s in self.cpu_s.items()}
@@ -32,7 +32,7 @@ class Watch:
             if found := self.liveness.tick(self.now, self.looks(**states)):
                 return found
             for name in beating:
-                self.liveness.heartbeat_received(name, loop_s)
+                self.liveness.record_heartbeat(name, loop_s)
         return []
 
 
@@ -116,10 +116,10 @@ def test_a_watcher_that_slept_still_finds_stopped_processes(watch: Watch) -> Non
 
 
 def test_an_ended_process_is_not_watched_and_can_start_again(watch: Watch) -> None:
-    watch.liveness.ended("a")
+    watch.liveness.record_end("a")
     assert watch.turn(60, "b") == []
-    watch.liveness.heartbeat_received("a", 0.0)  # its last heartbeat
-    watch.liveness.started("a")
+    watch.liveness.record_heartbeat("a", 0.0)  # its last heartbeat
+    watch.liveness.record_start("a")
     assert watch.turn(29, "b") == []
     watch.turn(TICK_S, "a", "b")
     assert [hang.name for hang in watch.turn(5, "b")] == ["a"]

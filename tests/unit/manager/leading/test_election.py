@@ -53,20 +53,20 @@ async def test_one_manager_leads_and_another_takes_over(store: SqliteMetadataSto
     await until(lambda: second.leader and second.managers.keys() == {"first", "second"})
     assert second.epoch == 0
     with pytest.raises(NotLeader, match="manager 'first' leads") as refused:
-        _ = second.guard
+        _ = second.write_condition
     assert refused.value.fields == {"leader": "first:1"}
-    old_epoch, old_guard = first.epoch, first.guard
+    old_epoch, old_guard = first.epoch, first.write_condition
     await store.commit([Write("a", b"1")], [old_guard])
     await first.close()
     assert first.epoch == 0
     with pytest.raises(NotLeader):
-        _ = first.guard
+        _ = first.write_condition
     await until(lambda: second.epoch)
     assert second.epoch > old_epoch
     assert second.leader_epoch == second.epoch
     with pytest.raises(Conflict, match=LEADER_KEY):
         await store.commit([Write("a", b"2")], [old_guard])
-    await store.commit([Write("a", b"2")], [second.guard])
+    await store.commit([Write("a", b"2")], [second.write_condition])
     await until(lambda: second.managers.keys() == {"second"})
     await second.close()
     assert (await store.list(MANAGERS_PREFIX)).records == ()
@@ -112,7 +112,7 @@ async def test_two_managers_with_one_name_lead_one_after_the_other(store: Sqlite
     second._manager = ManagerRecord(manager_id="same", address="elsewhere:1")
     second.begin()
     await until(lambda: second.leader)
-    assert second.not_leading().fields == {"leader": "same:1"}
+    assert second.make_not_leading_error().fields == {"leader": "same:1"}
     await first.close()
     await until(lambda: second.epoch and second.managers)
     assert second.managers["same"].address == "elsewhere:1"

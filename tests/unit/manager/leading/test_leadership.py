@@ -48,9 +48,9 @@ def leading() -> Leadership:
 
 def test_leading_lasts_from_the_request_of_the_lease() -> None:
     leadership = leading()
-    assert leadership.epoch(11.79) == 7
-    assert leadership.epoch(11.8) == 0
-    assert leadership.epoch(11.81) == 0, "even before an event says that time passed"
+    assert leadership.compute_epoch(11.79) == 7
+    assert leadership.compute_epoch(11.8) == 0
+    assert leadership.compute_epoch(11.81) == 0, "even before an event says that time passed"
     assert leadership.handle(TimePassed(), 11.81) == [
         EndTerm(7, "the metadata store did not renew the lease in time"),
         KeepLease(1),
@@ -62,8 +62,8 @@ def test_leading_is_prolonged_from_the_time_of_the_request() -> None:
     assert leadership.wake_at == 10.5
     assert leadership.handle(TimePassed(), 10.5) == [KeepLease(1)]
     assert leadership.handle(LeaseKept(1, TTL_S, 10.5), 11.6) == [KeepLease(1)], "the next renewal is due"
-    assert leadership.epoch(12.29) == 7
-    assert leadership.epoch(12.31) == 0
+    assert leadership.compute_epoch(12.29) == 7
+    assert leadership.compute_epoch(12.31) == 0
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -74,7 +74,7 @@ def test_a_late_answer_starts_a_new_epoch_with_the_same_lease(is_told: bool) -> 
     assert not is_told or leadership.handle(TimePassed(), 12.0) == [ended]
     actions = leadership.handle(LeaseKept(1, TTL_S, 10.5), 12.1)
     assert actions == [*([] if is_told else [ended]), KeepLease(1), Campaign(1, 7)]
-    assert leadership.epoch(12.1) == 0
+    assert leadership.compute_epoch(12.1) == 0
     assert leadership.handle(LeaderSeen(8, 1, exists=True), 12.2) == [BeginTerm(8)]
 
 
@@ -89,7 +89,7 @@ def test_an_answer_never_shortens_the_time_to_lead() -> None:
     leadership = leading()
     leadership.handle(LeaseKept(1, TTL_S, 10.5), 10.6)
     leadership.handle(LeaseKept(1, 0.5, 10.6), 10.7)
-    assert leadership.epoch(12.2) == 7
+    assert leadership.compute_epoch(12.2) == 7
 
 
 def test_answers_to_other_leases_change_nothing() -> None:
@@ -110,7 +110,7 @@ def test_answers_to_other_leases_change_nothing() -> None:
     assert leadership.handle(TimePassed(), 1.0) == [], "the calls are still pending"
     assert leadership.wake_at == float("inf")
     assert leadership.handle(LeaderSeen(7, 1, exists=True), 1.0) == [BeginTerm(7)]
-    assert (leadership.epoch(1.79), leadership.epoch(1.81)) == (7, 0)
+    assert (leadership.compute_epoch(1.79), leadership.compute_epoch(1.81)) == (7, 0)
     assert leadership.wake_at == pytest.approx(1.8)
 
 
@@ -162,14 +162,14 @@ def test_an_answer_after_the_lease_ended_does_not_prolong_it() -> None:
 def test_leading_ends_when_another_manager_has_the_record() -> None:
     leadership = leading()
     assert leadership.handle(LeaderSeen(9, 33, exists=True), 10.2) == [EndTerm(7, "another manager leads")]
-    assert leadership.epoch(10.2) == 0
+    assert leadership.compute_epoch(10.2) == 0
 
 
 def test_old_events_change_nothing() -> None:
     leadership = leading()
     for event in (LeaderSeen(6, 0, exists=False), LeaderSeen(7, 0, exists=False), LeaseEnded(99)):
         assert leadership.handle(event, 10.2) == []
-    assert leadership.epoch(10.2) == 7
+    assert leadership.compute_epoch(10.2) == 7
 
 
 def test_a_campaign_without_an_answer_is_won_when_the_record_is_seen() -> None:
@@ -199,7 +199,7 @@ def test_a_resigning_leader_stops_leading_before_it_revokes_its_lease() -> None:
         EndTerm(7, "manager is shutting down", is_resigning=True),
         RevokeLease(1),
     ]
-    assert leadership.epoch(10.2) == 0
+    assert leadership.compute_epoch(10.2) == 0
     assert leadership.handle(LeaseKept(1, TTL_S, 10.2), 10.3) == []
     assert leadership.wake_at == float("inf")
 
@@ -253,7 +253,7 @@ class Simulation:
         while self._events and self._events[0][0] <= until:
             self.now, _, act = heappop(self._events)
             act()
-            leaders = [manager for manager in self.managers if manager.leadership.epoch(manager.clock())]
+            leaders = [manager for manager in self.managers if manager.leadership.compute_epoch(manager.clock())]
             assert len(leaders) <= 1, f"two lead at {self.now}"
         self.now = until
 
@@ -367,4 +367,4 @@ def test_two_managers_never_lead_at_once(seed: int) -> None:
     simulation.faults = 0.0
     simulation.delay_s = lambda: 0.001  # type: ignore[method-assign]
     simulation.run(simulation.now + 20.0)
-    assert [manager for manager in simulation.managers if manager.leadership.epoch(manager.clock())]
+    assert [manager for manager in simulation.managers if manager.leadership.compute_epoch(manager.clock())]

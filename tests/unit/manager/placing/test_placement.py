@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.manager.placing.placement import Placement, _PlacementBuilder, _tie_order, place_blocks
+from penstock.manager.placing.placement import Placement, _compute_tie_order, _PlacementBuilder, place_blocks
 from penstock.manager.placing.sites import GIB, BlockDemand, SharedCapacity, Site, WorkerCapacity
 from tests.chaos.cluster.placement import count_held, count_moved, find_fullest
 
@@ -401,7 +401,9 @@ def test_a_worker_far_above_the_mean_gives_blocks_to_workers_just_below_it() -> 
     held = {f"b{worker}-{number}": [worker] for worker in names for number in range(counts[worker])}
     (move,) = place_blocks([BlockDemand(block_id, 1) for block_id in held], workers(*names), held).moves
     assert (move.source, move.target) == ("w1", "w2")
-    assert move.block_id == min((f"bw1-{number}" for number in range(13)), key=lambda block: _tie_order(block, "w2"))
+    assert move.block_id == min(
+        (f"bw1-{number}" for number in range(13)), key=lambda block: _compute_tie_order(block, "w2")
+    )
 
 
 def test_no_block_moves_to_a_worker_at_the_mean() -> None:
@@ -572,13 +574,13 @@ def test_the_chosen_worker_is_the_best_of_all_workers() -> None:
         placing = _PlacementBuilder(random_blocks(random, 40), random_workers(random, 9))
         for block in random.choices(list(placing._blocks.values()), k=80):
             holders = placing._holders[block.block_id]
-            may = [site for site in placing._open if site.worker_id not in holders and not site.refusal(block)]
+            may = [site for site in placing._open if site.worker_id not in holders and not site.explain_refusal(block)]
             scores = {
                 (
                     site.is_last_resort,
-                    placing._nearness(block, site),
-                    site.level_with(block),
-                    _tie_order(block.block_id, site.worker_id),
+                    placing._compute_nearness(block, site),
+                    site.compute_level_with(block),
+                    _compute_tie_order(block.block_id, site.worker_id),
                 ): site
                 for site in may
             }

@@ -12,7 +12,7 @@ class Follower:
         self.heard = 0
 
     def hear(self, delta: MapDelta[int]) -> None:
-        assert delta.is_snapshot or delta.since == self.revision
+        assert delta.is_snapshot or delta.since_revision == self.revision
         if delta.is_snapshot:
             self.items = {}
         self.items.update(delta.changed)
@@ -26,13 +26,18 @@ def test_the_first_update_has_everything_and_later_ones_the_changes() -> None:
     published = VersionedMap[int]()
     published.put("a", 1)
     published.put("b", 2)
-    first = published.since(0)
+    first = published.read_since(0)
     assert (first.is_snapshot, first.changed) == (True, {"a": 1, "b": 2})
     published.put("a", 3)
     published.remove("b")
-    then = published.since(first.revision)
-    assert (then.is_snapshot, then.since, then.changed, then.removed) == (False, first.revision, {"a": 3}, ("b",))
-    assert published.since(then.revision) == MapDelta(then.revision, then.revision, False, {})
+    then = published.read_since(first.revision)
+    assert (then.is_snapshot, then.since_revision, then.changed, then.removed) == (
+        False,
+        first.revision,
+        {"a": 3},
+        ("b",),
+    )
+    assert published.read_since(then.revision) == MapDelta(then.revision, then.revision, False, {})
 
 
 def test_writing_an_equal_value_is_not_a_change() -> None:
@@ -43,12 +48,12 @@ def test_writing_an_equal_value_is_not_a_change() -> None:
     assert not published.replace({"a": 1})
     assert published.revision == 1
     assert published.replace({"c": 1})
-    assert published.since(1).changed == {"c": 1}
-    assert published.since(1).removed == ("a",)
+    assert published.read_since(1).changed == {"c": 1}
+    assert published.read_since(1).removed == ("a",)
 
 
 def test_an_empty_map_is_a_snapshot_of_nothing() -> None:
-    assert VersionedMap[int]().since(0) == MapDelta(0, 0, True, {})
+    assert VersionedMap[int]().read_since(0) == MapDelta(0, 0, True, {})
 
 
 def test_a_change_that_was_undone_is_sent_with_its_current_value() -> None:
@@ -57,8 +62,8 @@ def test_a_change_that_was_undone_is_sent_with_its_current_value() -> None:
     seen = published.revision
     published.remove("a")
     published.put("a", 2)
-    assert published.since(seen).changed == {"a": 2}
-    assert published.since(seen).removed == ()
+    assert published.read_since(seen).changed == {"a": 2}
+    assert published.read_since(seen).removed == ()
 
 
 def test_a_follower_that_missed_forgotten_removals_gets_everything() -> None:
@@ -68,13 +73,13 @@ def test_a_follower_that_missed_forgotten_removals_gets_everything() -> None:
     seen = published.revision
     for number in range(3):
         published.remove(str(number))
-    assert not published.since(seen).is_snapshot
+    assert not published.read_since(seen).is_snapshot
     near = published.revision
     for number in range(3, 6):
         published.remove(str(number))
-    assert published.since(seen).is_snapshot
-    assert published.since(near).removed == ("3", "4", "5")
-    assert published.since(published.revision + 1).is_snapshot, "the follower has a revision of an earlier term"
+    assert published.read_since(seen).is_snapshot
+    assert published.read_since(near).removed == ("3", "4", "5")
+    assert published.read_since(published.revision + 1).is_snapshot, "the follower has a revision of an earlier term"
 
 
 def test_one_change_among_many_blocks_and_workers_is_one_update() -> None:
@@ -85,16 +90,16 @@ def test_one_change_among_many_blocks_and_workers_is_one_update() -> None:
         for replica in range(2):
             assignments[(block + replica) % 100].put(f"blk-{block}", 1)
     gateway, workers = Follower(), [Follower() for _ in assignments]
-    gateway.hear(view.since(0))
+    gateway.hear(view.read_since(0))
     for worker, published in zip(workers, assignments, strict=True):
-        worker.hear(published.since(0))
+        worker.hear(published.read_since(0))
     heard = gateway.heard + sum(worker.heard for worker in workers)
     assert heard == 3000
     view.put("blk-7", 2)
     assignments[7].put("blk-7", 2)
-    gateway.hear(view.since(gateway.revision))
-    told = [published.since(worker.revision) for worker, published in zip(workers, assignments, strict=True)]
-    assert [index for index, delta in enumerate(told) if delta.revision != delta.since] == [7]
+    gateway.hear(view.read_since(gateway.revision))
+    told = [published.read_since(worker.revision) for worker, published in zip(workers, assignments, strict=True)]
+    assert [index for index, delta in enumerate(told) if delta.revision != delta.since_revision] == [7]
     workers[7].hear(told[7])
     assert gateway.heard + sum(worker.heard for worker in workers) == heard + 2
     assert gateway.items["blk-7"] == workers[7].items["blk-7"] == 2
@@ -111,17 +116,17 @@ def test_followers_that_read_at_any_time_have_the_current_state() -> None:
             published.remove(key)
         for follower in followers:
             if rng.random() < 0.1:
-                follower.hear(published.since(follower.revision))
-                assert follower.items == published.items()
+                follower.hear(published.read_since(follower.revision))
+                assert follower.items == published.get_items()
 
 
 def test_a_follower_of_an_earlier_map_gets_everything() -> None:
     earlier: VersionedMap[int] = VersionedMap()
     for key in "abc":
         earlier.put(key, 1)
-    later: VersionedMap[int] = VersionedMap(after=earlier.revision)
-    assert later.since(earlier.revision).is_snapshot
+    later: VersionedMap[int] = VersionedMap(last_revision=earlier.revision)
+    assert later.read_since(earlier.revision).is_snapshot
     for key in "xyz":
         later.put(key, 1)
-    assert all(later.since(seen).is_snapshot for seen in range(earlier.revision + 1))
-    assert not later.since(later.revision - 1).is_snapshot
+    assert all(later.read_since(seen).is_snapshot for seen in range(earlier.revision + 1))
+    assert not later.read_since(later.revision - 1).is_snapshot

@@ -94,9 +94,9 @@ def test_owed_tokens_are_always_taken_and_the_next_request_waits() -> None:
 
 def test_concurrency_is_limited_and_a_longer_wait_for_a_rate_is_reported_instead() -> None:
     buckets = Buckets()
-    assert buckets.take(charge((REQUESTS, 10), slots=2, held=2), 0.0).limit == ""
-    assert buckets.take(charge(slots=2, held=3), 0.0).limit == CONCURRENCY
-    refused = buckets.take(charge((REQUESTS, 9), slots=2, held=3), 0.0)
+    assert buckets.take(charge((REQUESTS, 10), max_in_flight=2, in_flight=2), 0.0).limit == ""
+    assert buckets.take(charge(max_in_flight=2, in_flight=3), 0.0).limit == CONCURRENCY
+    refused = buckets.take(charge((REQUESTS, 9), max_in_flight=2, in_flight=3), 0.0)
     assert refused.limit == "requests"
     assert refused.retry_after_s == pytest.approx(0.9)
 
@@ -105,26 +105,26 @@ def test_each_of_several_gateways_has_its_share_of_the_limits() -> None:
     buckets = Buckets()
     assert [buckets.take(ONE, 0.0, share=2).limit for _ in range(6)] == [""] * 5 + ["requests"]
     assert buckets.take(ONE, 0.0, share=2).retry_after_s == pytest.approx(0.2)
-    assert buckets.take(charge(slots=3, held=2), 0.0, share=2).limit == ""
-    assert buckets.take(charge(slots=3, held=3), 0.0, share=2).limit == CONCURRENCY
-    assert buckets.take(charge(slots=1, held=1), 0.0, share=9).limit == ""
+    assert buckets.take(charge(max_in_flight=3, in_flight=2), 0.0, share=2).limit == ""
+    assert buckets.take(charge(max_in_flight=3, in_flight=3), 0.0, share=2).limit == CONCURRENCY
+    assert buckets.take(charge(max_in_flight=1, in_flight=1), 0.0, share=9).limit == ""
 
 
 def test_the_shared_stores_answer_is_kept_and_local_takes_are_reported_to_it() -> None:
     buckets = Buckets()
-    assert buckets.floors(ONE, 0.0) == (False, (0.0,))
-    buckets.set(ONE, ChargeResult((1.0,)), 0.0)
-    assert buckets.floors(ONE, 0.0) == (False, (1.0,))
-    foreseen = buckets.certain_refusal(ONE, 0.05)
+    assert buckets.compute_minimum_use(ONE, 0.0) == (False, (0.0,))
+    buckets.set_use(ONE, ChargeResult((1.0,)), 0.0)
+    assert buckets.compute_minimum_use(ONE, 0.0) == (False, (1.0,))
+    foreseen = buckets.find_certain_refusal(ONE, 0.05)
     assert foreseen is not None
     assert foreseen.retry_after_s == pytest.approx(0.05)
-    assert buckets.certain_refusal(ONE, 0.1) is None
+    assert buckets.find_certain_refusal(ONE, 0.1) is None
     assert buckets.take(ONE, 0.2, share=2).limit == ""
-    is_ahead, (floor_s,) = buckets.floors(ONE, 0.2)
+    is_ahead, (floor_s,) = buckets.compute_minimum_use(ONE, 0.2)
     assert is_ahead
     assert floor_s == pytest.approx(1.0)
-    buckets.set(ONE, ChargeResult((0.4,)), 0.2)
-    is_ahead, (floor_s,) = buckets.floors(ONE, 0.2)
+    buckets.set_use(ONE, ChargeResult((0.4,)), 0.2)
+    is_ahead, (floor_s,) = buckets.compute_minimum_use(ONE, 0.2)
     assert not is_ahead
     assert floor_s == pytest.approx(0.4)
 
@@ -145,13 +145,13 @@ def test_callers_without_debt_are_forgotten_first_and_their_number_is_bounded() 
 def test_no_refusal_is_certain_while_the_shared_store_lacks_a_charge() -> None:
     buckets = Buckets()
     buckets.take(charge((REQUESTS, 10)), 0.0)
-    assert buckets.refusal(ONE, 0.0) is not None
-    assert buckets.certain_refusal(ONE, 0.0) is None
-    buckets.set(ONE, ChargeResult((1.0,)), 0.0)
-    foreseen = buckets.certain_refusal(ONE, 0.0)
+    assert buckets.find_refusal(ONE, 0.0) is not None
+    assert buckets.find_certain_refusal(ONE, 0.0) is None
+    buckets.set_use(ONE, ChargeResult((1.0,)), 0.0)
+    foreseen = buckets.find_certain_refusal(ONE, 0.0)
     assert foreseen is not None
     assert foreseen.limit == "requests"
-    unknown = buckets.certain_refusal(charge(key="unknown", slots=1, held=2), 0.0)
+    unknown = buckets.find_certain_refusal(charge(key="unknown", max_in_flight=1, in_flight=2), 0.0)
     assert unknown is not None
     assert unknown.limit == CONCURRENCY
 
@@ -172,10 +172,10 @@ def test_a_full_table_evicts_the_caller_that_was_unused_for_longest_and_remember
     buckets = Buckets(max_keys=2)
     for key, cost in (("a", 5), ("b", 10), ("a", 5), ("c", 10)):
         assert buckets.take(charge((REQUESTS, cost), key=key), 0.0).limit == ""
-    assert buckets.refusal(charge((REQUESTS, 1), key="a"), 0.0) is not None
+    assert buckets.find_refusal(charge((REQUESTS, 1), key="a"), 0.0) is not None
     assert len(buckets) == 2
-    assert buckets.refusal(charge((REQUESTS, 1), key="b"), 0.0) is not None
-    assert buckets.refusal(charge((REQUESTS, 1), key="b"), 1.0) is None
+    assert buckets.find_refusal(charge((REQUESTS, 1), key="b"), 0.0) is not None
+    assert buckets.find_refusal(charge((REQUESTS, 1), key="b"), 1.0) is None
 
 
 DAILY = Rate("daily", 5 / 86_400, 86_400, is_total=True)
@@ -183,12 +183,12 @@ DAILY = Rate("daily", 5 / 86_400, 86_400, is_total=True)
 
 def test_a_total_that_is_used_up_in_the_shared_store_is_refused_only_while_the_report_is_fresh() -> None:
     buckets, one_of_day = Buckets(), charge((DAILY, 1))
-    assert buckets.certain_refusal(one_of_day, 10.0) is None
-    buckets.set(one_of_day, ChargeResult((86_400.0,)), 10.0)
-    refused = buckets.certain_refusal(one_of_day, 10.9)
+    assert buckets.find_certain_refusal(one_of_day, 10.0) is None
+    buckets.set_use(one_of_day, ChargeResult((86_400.0,)), 10.0)
+    refused = buckets.find_certain_refusal(one_of_day, 10.9)
     assert refused is not None
     assert refused.limit == "daily"
-    assert buckets.certain_refusal(one_of_day, 11.0) is None, "another gateway may have given some back"
+    assert buckets.find_certain_refusal(one_of_day, 11.0) is None, "another gateway may have given some back"
 
 
 def test_a_total_is_available_again_when_its_period_ends_and_not_before() -> None:
@@ -237,11 +237,11 @@ def test_no_window_has_more_than_its_rate_and_one_burst(
     for pause, *costs in steps:
         now += pause
         asked = charge(*zip(rates, costs, strict=True))
-        before = buckets.floors(asked, now)
+        before = buckets.compute_minimum_use(asked, now)
         taken = buckets.take(asked, now, share)
         if taken.limit:
             assert taken.retry_after_s > 0
-            assert buckets.floors(asked, now) == before
+            assert buckets.compute_minimum_use(asked, now) == before
         else:
             passed.append((now, tuple(costs)))
     for index, rate in enumerate(rates):

@@ -94,12 +94,12 @@ async def test_owed_tokens_are_charged_and_the_next_request_waits(store: LimitSt
 
 
 async def test_slots_are_held_and_released(store: LimitStore, key: str) -> None:
-    assert (await take(store, charge(key, slots=1, held=1))).limit == ""
-    refused = await take(store, charge(key, slots=1, held=2))
+    assert (await take(store, charge(key, max_in_flight=1, in_flight=1))).limit == ""
+    refused = await take(store, charge(key, max_in_flight=1, in_flight=2))
     assert refused.limit == CONCURRENCY
     assert refused.retry_after_s > 0
-    store.put(charge(key, slots=1, held=0, is_owed=True))
-    assert (await take(store, charge(key, slots=1, held=1))).limit == ""
+    store.put(charge(key, max_in_flight=1, in_flight=0, is_owed=True))
+    assert (await take(store, charge(key, max_in_flight=1, in_flight=1))).limit == ""
 
 
 async def test_concurrent_requests_get_no_more_than_the_limit(store: LimitStore, key: str) -> None:
@@ -160,22 +160,22 @@ async def test_two_gateways_share_rates(two: tuple[RedisLimitStore, RedisLimitSt
 
 
 async def test_two_gateways_share_slots(two: tuple[RedisLimitStore, RedisLimitStore], key: str) -> None:
-    assert (await take(two[0], charge(key, slots=3, held=2))).limit == ""
-    assert (await take(two[1], charge(key, slots=3, held=1))).limit == ""
-    assert (await take(two[1], charge(key, slots=3, held=2))).limit == CONCURRENCY
-    two[0].put(charge(key, slots=3, held=1, is_owed=True))
-    await take(two[0], charge(key, slots=3, held=1))  # the charge has arrived
-    assert (await take(two[1], charge(key, slots=3, held=2))).limit == ""
+    assert (await take(two[0], charge(key, max_in_flight=3, in_flight=2))).limit == ""
+    assert (await take(two[1], charge(key, max_in_flight=3, in_flight=1))).limit == ""
+    assert (await take(two[1], charge(key, max_in_flight=3, in_flight=2))).limit == CONCURRENCY
+    two[0].put(charge(key, max_in_flight=3, in_flight=1, is_owed=True))
+    await take(two[0], charge(key, max_in_flight=3, in_flight=1))  # the charge has arrived
+    assert (await take(two[1], charge(key, max_in_flight=3, in_flight=2))).limit == ""
 
 
 async def test_slots_of_a_silent_gateway_are_released(
     two: tuple[RedisLimitStore, RedisLimitStore], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (await take(two[0], charge(key, slots=1, held=1))).limit == ""
-    assert (await take(two[1], charge(key, slots=1, held=1))).limit == CONCURRENCY
+    assert (await take(two[0], charge(key, max_in_flight=1, in_flight=1))).limit == ""
+    assert (await take(two[1], charge(key, max_in_flight=1, in_flight=1))).limit == CONCURRENCY
     monkeypatch.setattr(redis, "STALE_S", 0.001)
     await asyncio.sleep(0.01)
-    assert (await take(two[1], charge(key, slots=1, held=1))).limit == ""
+    assert (await take(two[1], charge(key, max_in_flight=1, in_flight=1))).limit == ""
 
 
 async def test_a_certain_refusal_needs_no_call(two: tuple[RedisLimitStore, RedisLimitStore], key: str) -> None:

@@ -30,7 +30,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 @pytest.fixture
 async def etcd_store(etcd: Etcd) -> AsyncIterator[EtcdMetadataStore]:
-    store = EtcdMetadataStore.of(f"{etcd.url}/test-{next(_numbers)}", PATIENCE_S)
+    store = EtcdMetadataStore.from_url(f"{etcd.url}/test-{next(_numbers)}", PATIENCE_S)
     yield store
     await store.close()
 
@@ -219,8 +219,8 @@ async def test_a_watch_after_a_future_revision_is_refused(etcd_store: EtcdMetada
 
 async def test_two_clusters_in_one_etcd_do_not_share_records(etcd: Etcd) -> None:
     one, other = (
-        EtcdMetadataStore.of(f"{etcd.url}/one", PATIENCE_S),
-        EtcdMetadataStore.of(f"{etcd.url}/one2", PATIENCE_S),
+        EtcdMetadataStore.from_url(f"{etcd.url}/one", PATIENCE_S),
+        EtcdMetadataStore.from_url(f"{etcd.url}/one2", PATIENCE_S),
     )
     await one.put("a", b"1")
     assert (await other.list("")).records == ()
@@ -313,7 +313,7 @@ async def test_a_call_without_an_answer_ends_in_time(tmp_path: Path) -> None:
 
 
 async def test_closing_ends_running_calls(etcd: Etcd) -> None:
-    store = EtcdMetadataStore.of(etcd.url, PATIENCE_S)
+    store = EtcdMetadataStore.from_url(etcd.url, PATIENCE_S)
     watching = asyncio.create_task(take(store, "", 1_000_000, 1))
     await store.get("a")
     await store.close()

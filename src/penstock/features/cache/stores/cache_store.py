@@ -9,7 +9,7 @@ from penstock.features.cache.stores.lru import StoreCounts
 from penstock.features.cache.stores.memory_cache import MemoryStore
 from penstock.features.cache.stores.redis_cache import SETTING, RedisStore
 from penstock.features.cache.stores.sqlite_cache import SqliteStore
-from penstock.storage.redis_link import store_kind
+from penstock.storage.redis_link import find_store_kind
 
 DEFAULT_FILE = "cache.db"
 CALL_S = 0.05  # for an answer from Redis or a file; after this time, a small model has computed the answer itself
@@ -46,21 +46,21 @@ class CacheStore(Protocol):
         """Delete all keys with this prefix; return their number."""
         ...
 
-    def counts(self) -> StoreCounts: ...
+    def get_counts(self) -> StoreCounts: ...
 
 
 def open_store(settings: CacheSettings, gateway_id: str, data_dir: Path, timeout_s: float = CALL_S) -> CacheStore:
     """Create the configured store, not started. Raise ConfigError if the URL's scheme is not supported."""
-    match store_kind(settings.url, SETTING, "memory", "sqlite", "redis"):
+    match find_store_kind(settings.url, SETTING, "memory", "sqlite", "redis"):
         case "memory":
             return MemoryStore(settings.max_bytes)
         case "sqlite":
             path = settings.url.removeprefix("sqlite://")[1:]
-            return SqliteStore(_gateway_file(path, gateway_id, data_dir), settings.max_bytes, timeout_s)
+            return SqliteStore(_find_gateway_file(path, gateway_id, data_dir), settings.max_bytes, timeout_s)
     return RedisStore(settings.url, timeout_s)
 
 
-def _gateway_file(path: str, gateway_id: str, data_dir: Path) -> Path:
+def _find_gateway_file(path: str, gateway_id: str, data_dir: Path) -> Path:
     """Return this gateway's own file. Gateways cannot share a file, because each holds the file's index in memory."""
     named = Path(path or DEFAULT_FILE)
     if not named.name:

@@ -47,7 +47,7 @@ class Lru:
         return iter(self._entries)
 
     def fits(self, key: bytes, value_bytes: int) -> bool:
-        return entry_bytes(key, value_bytes) <= self.max_bytes
+        return estimate_entry_bytes(key, value_bytes) <= self.max_bytes
 
     def find(self, key: bytes, now: float) -> Entry | None:
         """Return the entry, or None if it does not exist or has expired; mark it as used."""
@@ -62,8 +62,8 @@ class Lru:
         assert self.fits(key, value_bytes), "call fits first"
         gone = self.expire(now)
         self.remove(key)
-        self._entries[key] = Entry(value, entry_bytes(key, value_bytes), expires_at)
-        self.size_bytes += entry_bytes(key, value_bytes)
+        self._entries[key] = Entry(value, estimate_entry_bytes(key, value_bytes), expires_at)
+        self.size_bytes += estimate_entry_bytes(key, value_bytes)
         heappush(self._expiries, (expires_at, key))
         if len(self._expiries) > 2 * len(self._entries) + SPARE_EXPIRIES:
             self._expiries = [(entry.expires_at, key) for key, entry in self._entries.items()]
@@ -100,9 +100,9 @@ class Lru:
             self.remove(key)
         return gone
 
-    def counts(self) -> StoreCounts:
+    def get_counts(self) -> StoreCounts:
         return StoreCounts(len(self), self.size_bytes, self.evicted_by_size, self.evicted_by_ttl)
 
 
-def entry_bytes(key: bytes, value_bytes: int) -> int:
+def estimate_entry_bytes(key: bytes, value_bytes: int) -> int:
     return len(key) + value_bytes + ENTRY_BYTES

@@ -44,6 +44,6 @@ class MemoryStore:
     async def clear(self, prefix: bytes = b"") -> int:
         return len(self._lru.clear(prefix))
 
-    def counts(self) -> StoreCounts:
+    def get_counts(self) -> StoreCounts:
         self._lru.expire(self._clock())
-        return self._lru.counts()
+        return self._lru.get_counts()

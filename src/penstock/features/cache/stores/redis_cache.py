@@ -33,7 +33,7 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._clock = clock
         self._link = open_redis(url, SETTING, timeout_s, CONNECTIONS)
-        self._redacted_url = self._link.place
+        self._redacted_url = self._link.address
         self._outage = Outage()
         self._has_logged_refusal = False
         self._errors = 0
@@ -79,7 +79,7 @@ class RedisStore:
             f"the response cache at {self._redacted_url} was not cleared within {CLEAR_S:.0f} s; try again"
         )
 
-    def counts(self) -> StoreCounts:
+    def get_counts(self) -> StoreCounts:
         """Return only the errors, because Redis itself counts its entries and bytes."""
         return StoreCounts(errors=self._errors)
 
@@ -97,7 +97,7 @@ class RedisStore:
             raise Unavailable(f"the response cache at {self._redacted_url} refuses the command: {error}") from error
         except link.faults as error:
             self._errors += 1
-            if self._outage.failed(self._clock()):
+            if self._outage.record_failure(self._clock()):
                 log.warning(
                     "cache_unavailable",
                     store=self.name,
@@ -105,7 +105,7 @@ class RedisStore:
                     error=str(error) or type(error).__name__,
                 )
             raise Unavailable(f"the response cache at {self._redacted_url} does not answer: {error}") from error
-        if self._outage.worked():
+        if self._outage.record_success():
             log.info("cache_recovered", store=self.name, place=self._redacted_url)
         return answer
 

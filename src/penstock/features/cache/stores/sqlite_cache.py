@@ -143,9 +143,9 @@ class SqliteStore(MemoryStore):
         await self._flush_or_raise()
         return len(gone)
 
-    def counts(self) -> StoreCounts:
+    def get_counts(self) -> StoreCounts:
         self._delete_rows(self._lru.expire(self._clock()))
-        return replace(self._lru.counts(), errors=self._errors, dropped=self._dropped)
+        return replace(self._lru.get_counts(), errors=self._errors, dropped=self._dropped)
 
     # --- the buffer
 
@@ -207,7 +207,7 @@ class SqliteStore(MemoryStore):
                         self._drop_pending(key)
                     if change is None:
                         self._on_disk.discard(key)
-        if self._outage.worked():
+        if self._outage.record_success():
             log.info("cache_file_recovered", file=str(self._file))
 
     async def _reopen(self) -> aiosqlite.Connection:
@@ -251,5 +251,5 @@ class SqliteStore(MemoryStore):
 
     def _count_file_failure(self, what: str, error: Exception) -> None:
         self._errors += 1
-        if self._outage.failed(self._clock()):
+        if self._outage.record_failure(self._clock()):
             log.warning("cache_file_failed", file=str(self._file), what=what, error=str(error) or type(error).__name__)

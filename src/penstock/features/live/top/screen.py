@@ -41,24 +41,24 @@ def draw_screen(http: str, history: History, width: int, height: int | None, tro
     left = None if height is None else max(2, height - fixed)
     workers = view.workers if left is None else view.workers[: max(1, left - len(view.blocks), left // 3)]
     blocks = view.blocks if left is None else _select_busiest(view.blocks, left - len(workers))
-    phases: RenderableType = _phases_table(view)
+    phases: RenderableType = _make_phases_table(view)
     if width >= WIDE:
         beside = Table.grid(padding=(0, 4))
-        beside.add_row(phases, _batch_reasons_table(view), _history_table(history))
+        beside.add_row(phases, _make_batch_reasons_table(view), _make_history_table(history))
         phases = beside
     rows = len(workers) + len(blocks) + DEVICE_LINES + len(view.devices)
     has_room = view.devices and (left is None or rows <= left)
-    devices: list[RenderableType] = ["", _devices_table(view, width)] if has_room else []
+    devices: list[RenderableType] = ["", _make_devices_table(view, width)] if has_room else []
     return Group(
-        _header(http, view, trouble), *_summary_lines(view, width >= WIDE), "", phases, "",
-        _blocks_table(blocks, len(view.blocks) - len(blocks), width), "",
-        _workers_table(workers, len(view.workers) - len(workers), view.blocks, width),
+        _draw_header(http, view, trouble), *_draw_summary_lines(view, width >= WIDE), "", phases, "",
+        _make_blocks_table(blocks, len(view.blocks) - len(blocks), width), "",
+        _make_workers_table(workers, len(view.workers) - len(workers), view.blocks, width),
         *devices,
         "" if height is None else Text("q quits", "dim"),
     )  # fmt: skip
 
 
-def _header(http: str, view: LiveView, problem: str) -> RenderableType:
+def _draw_header(http: str, view: LiveView, problem: str) -> RenderableType:
     state = "draining" if view.draining else "ready" if view.ready else "not ready"
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -72,32 +72,32 @@ def _header(http: str, view: LiveView, problem: str) -> RenderableType:
     return line
 
 
-def _summary_lines(view: LiveView, is_wide: bool) -> Iterable[RenderableType]:
+def _draw_summary_lines(view: LiveView, is_wide: bool) -> Iterable[RenderableType]:
     now, batches = view.now, view.work.batches
     codes = "  ".join(f"{escape(code)} {_show_number(rate)}" for code, rate in view.work.by_code.items())
-    yield _labelled_line("requests", f"[bold]{_show_number(view.work.requests_per_s)}[/] /s   {codes}")
-    yield _labelled_line(
+    yield _draw_labelled_line("requests", f"[bold]{_show_number(view.work.requests_per_s)}[/] /s   {codes}")
+    yield _draw_labelled_line(
         "inside",
         f"[bold]{now.inflight_requests}[/] in flight ({show_size(now.inflight_bytes)})   waiting {now.waiting}   "
         f"running {now.running}   on workers {now.waiting_on_workers}",
     )
     padding = "" if batches.padding is None else f"   padding x{batches.padding:.2f}"
-    yield _labelled_line(
+    yield _draw_labelled_line(
         "batches", f"[bold]{_show_number(batches.per_s)}[/] /s   {_show_number(batches.rows_mean)} rows{padding}"
     )
     if not is_wide:
-        yield _labelled_line("batch sent", _show_shares(batches.closed))
+        yield _draw_labelled_line("batch sent", _show_shares(batches.closed))
     if view.generating is not None:
-        yield from _generation_lines(view.generating)
+        yield from _draw_generation_lines(view.generating)
     if view.devices:
-        yield _labelled_line("GPUs", "   ".join(map(_format_device, view.devices)))
+        yield _draw_labelled_line("GPUs", "   ".join(map(_format_device, view.devices)))
     troubles = [(each.name.replace("_", " "), getattr(view.troubles, each.name)) for each in fields(view.troubles)]
-    yield _labelled_line("trouble", "  ".join(f"{name} {_format_event_counts(found)}" for name, found in troubles))
+    yield _draw_labelled_line("trouble", "  ".join(f"{name} {_format_event_counts(found)}" for name, found in troubles))
 
 
-def _generation_lines(found: Generating) -> Iterable[RenderableType]:
+def _draw_generation_lines(found: Generating) -> Iterable[RenderableType]:
     cache = f"   cache {_format_cache_use(found)} of {found.cache_blocks}" if found.cache_blocks else ""
-    yield _labelled_line(
+    yield _draw_labelled_line(
         "text",
         f"[bold]{_show_number(found.tokens_per_s)}[/] tokens/s   {_show_number(found.request_tokens_per_s)} each   "
         f"running {found.running}   waiting {found.waiting}{cache}",
@@ -106,7 +106,7 @@ def _generation_lines(found: Generating) -> Iterable[RenderableType]:
     between = found.between_tokens if found.between_tokens.count else found.engine_between_tokens
     prefix = "" if found.prefix_hits is None else f"   prefix {found.prefix_hits:.0%}"
     preempted = f"   preempted {_format_event_counts({'': found.preemptions})}" if found.preemptions.total else ""
-    yield _labelled_line(
+    yield _draw_labelled_line(
         "first token",
         f"p50 {_show_ms(first.p50_ms)}  p99 {_show_ms(first.p99_ms)} ms   next p50 {_show_ms(between.p50_ms)}  "
         f"p99 {_show_ms(between.p99_ms)} ms   prompts {_show_number(found.prompt_tokens_per_s)}/s{prefix}{preempted}",
@@ -122,7 +122,7 @@ def _format_cache_use(found: Generating) -> str:
     return _show_share(found.cache_blocks_used / found.cache_blocks if found.cache_blocks else None)
 
 
-def _labelled_line(name: str, markup: str) -> Text:
+def _draw_labelled_line(name: str, markup: str) -> Text:
     line = Text.from_markup(f"[dim]{name:<12}[/]{markup}")
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
@@ -138,7 +138,7 @@ def _show_shares(rates: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {rate / total:.0%}" for name, rate in rates.items() if rate) or "-"
 
 
-def _phases_table(view: LiveView) -> Table:
+def _make_phases_table(view: LiveView) -> Table:
     table = _make_table("ms", "mean", "p50", "p95", "p99", "where the time goes")
     longest = max((phase.mean_ms or 0.0 for phase in view.work.phases.values()), default=0.0) or 1.0
     for name, found in (("request", view.work.latency), *view.work.phases.items()):
@@ -149,7 +149,7 @@ def _phases_table(view: LiveView) -> Table:
     return table
 
 
-def _batch_reasons_table(view: LiveView) -> Table:
+def _make_batch_reasons_table(view: LiveView) -> Table:
     table = _make_table("why batch was sent", "/s", "share")
     total = sum(view.work.batches.closed.values()) or 1.0
     for reason, rate in view.work.batches.closed.items():
@@ -158,7 +158,7 @@ def _batch_reasons_table(view: LiveView) -> Table:
     return table
 
 
-def _history_table(history: History) -> Table:
+def _make_history_table(history: History) -> Table:
     table = _make_table("history", "")
     table.add_row("requests /s", _draw_sparkline([view.work.requests_per_s for view in history]))
     table.add_row("p99", _draw_sparkline([view.work.latency.p99_ms or 0.0 for view in history]))
@@ -185,7 +185,7 @@ def _select_busiest(blocks: Sequence[LiveBlock], number: int) -> Sequence[LiveBl
     return sorted(blocks, key=lambda block: -block.work.requests_per_s)[: max(1, number)]
 
 
-def _blocks_table(blocks: Iterable[LiveBlock], left_out: int, width: int) -> Table:
+def _make_blocks_table(blocks: Iterable[LiveBlock], left_out: int, width: int) -> Table:
     blocks = list(blocks)
     wide = ("block",) if width >= WIDE else ()
     text = ("tok/s", "cache") if width >= WIDE and any(block.generating for block in blocks) else ()
@@ -211,16 +211,16 @@ def _blocks_table(blocks: Iterable[LiveBlock], left_out: int, width: int) -> Tab
             f"{escape(block.model)}{version}", *([block.block_id] if wide else []), _format_state(block.state),
             _show_number(block.work.requests_per_s), _show_ms(latency.p50_ms), _show_ms(latency.p99_ms),
             str(block.waiting), str(block.running), str(block.waiting_on_workers), _show_number(batches.rows_mean),
-            _show_share(block.instances.busy_share), *(_generation_cells(block.generating) if text else ()),
+            _show_share(block.instances.busy_share), *(_format_generation_cells(block.generating) if text else ()),
         )  # fmt: skip
     return table
 
 
-def _generation_cells(found: Generating | None) -> tuple[str, str]:
+def _format_generation_cells(found: Generating | None) -> tuple[str, str]:
     return ("-", "-") if found is None else (_show_number(found.tokens_per_s), _format_cache_use(found))
 
 
-def _workers_table(workers: Iterable[LiveWorker], left_out: int, blocks: Sequence[LiveBlock], width: int) -> Table:
+def _make_workers_table(workers: Iterable[LiveWorker], left_out: int, blocks: Sequence[LiveBlock], width: int) -> Table:
     table = _make_table(
         _format_left_out("worker", left_out),
         "state",
@@ -256,7 +256,7 @@ def _fit_names(names: Sequence[str], width: int) -> str:
     return str(len(names) or "")
 
 
-def _devices_table(view: LiveView, width: int) -> Table:
+def _make_devices_table(view: LiveView, width: int) -> Table:
     table = _make_table("GPU", "  memory", "of", "busy", "workers", "blocks")
     models = {block.block_id: block.model for block in view.blocks}
     for device in view.devices:

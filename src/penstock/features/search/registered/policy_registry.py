@@ -7,7 +7,7 @@ from collections.abc import Callable
 from penstock.core.errors import Conflict, InvalidRequest, NameTaken, NotFound
 from penstock.features.search.registered.policy_record import MAX_POLICIES, POLICIES, PolicyRecord, check_policy
 from penstock.manager.control_plane import ControlPlane
-from penstock.manager.desired_state import Folded, encode
+from penstock.manager.desired_state import StateChanges, encode
 from penstock.manager.feature import ManagerFeature
 from penstock.manager.term import Term
 from penstock.storage.metadata.metadata_store import Compare, Write
@@ -59,8 +59,8 @@ class PolicyRegistry(ManagerFeature):
     def term_started(self, term: Term) -> None:
         term.set_records(self._records(), POLICIES)
 
-    def state_changed(self, folded: Folded) -> None:
-        if any(key.startswith(POLICIES) for key in folded.others):
+    def state_changed(self, state_changes: StateChanges) -> None:
+        if any(key.startswith(POLICIES) for key in state_changes.others):
             self._control.term.set_records(self._records(), POLICIES)
 
     def _records(self) -> dict[str, bytes]:

@@ -83,7 +83,7 @@ async def test_memory_returns_entries_without_waiting() -> None:
     assert store.get_now(b"a") == b"1"
     now = 10.0
     assert store.get_now(b"a") is None
-    assert store.counts().evicted_by_ttl == 1
+    assert store.get_counts().evicted_by_ttl == 1
 
 
 async def test_memory_stores_nothing_larger_than_itself() -> None:
@@ -91,7 +91,7 @@ async def test_memory_stores_nothing_larger_than_itself() -> None:
     await store.set(b"a", b"1", 10.0)
     await store.set(b"a", bytes(3000), 10.0)
     assert store.get_now(b"a") is None
-    assert store.counts().entries == 0
+    assert store.get_counts().entries == 0
 
 
 def test_a_url_selects_the_store(tmp_path: Path) -> None:

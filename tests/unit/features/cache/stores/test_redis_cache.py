@@ -66,15 +66,15 @@ async def test_a_killed_server_is_logged_once_and_reconnected(valkey: Valkey, st
             clock.now += RETRY_S
         with pytest.raises(Unavailable, match="does not answer"):
             await store.clear()
-        assert store.counts().errors == 7
+        assert store.get_counts().errors == 7
         valkey.start()
         assert await store.get(b"a") is None  # not tried yet
-        assert store.counts().errors == 8
+        assert store.get_counts().errors == 8
         clock.now += RETRY_S
         await store.set(b"a", b"3", 60.0)
         assert await store.get(b"a") == b"3"
     assert [entry["event"] for entry in logs] == ["cache_unavailable", "cache_recovered"]
-    assert store.counts().errors == 8
+    assert store.get_counts().errors == 8
 
 
 async def test_a_hanging_server_costs_its_timeout_once(valkey: Valkey, clock: Clock) -> None:
@@ -114,7 +114,7 @@ async def test_a_full_server_refuses_writes_but_counts_as_available(tmp_path: Pa
             await store.set(b"c", b"3", 60.0)
             assert await store.get(b"a") == b"1"
         assert [entry["event"] for entry in logs] == ["cache_refused"]
-        assert store.counts().errors == 2
+        assert store.get_counts().errors == 2
         await store.close()
 
 

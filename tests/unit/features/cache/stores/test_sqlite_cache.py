@@ -42,7 +42,7 @@ async def test_entries_survive_a_restart(tmp_path: Path) -> None:
     await store.set(b"b", b"3", 60.0)
     await store.close()
     again = await opened(tmp_path)
-    assert again.counts().entries == 2
+    assert again.get_counts().entries == 2
     assert again.get_now(b"a") is None
     assert await again.exists(b"a")
     assert await again.get(b"a") == b"1" * 10_000
@@ -72,7 +72,7 @@ async def test_entries_that_were_written_survive_a_kill(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL, complaint.decode()
     store = SqliteStore(file, 1_000_000, timeout_s=10.0)
     await store.start()
-    assert store.counts().entries == 500
+    assert store.get_counts().entries == 500
     assert await store.get(b"k499") == b"v" * 500
     await store.close()
 
@@ -86,7 +86,7 @@ async def test_entries_expire_while_no_gateway_runs(tmp_path: Path) -> None:
     clock.now += 10.0
     again = await opened(tmp_path, clock=clock)
     assert (await again.get(b"short"), await again.get(b"long")) == (None, b"2")
-    assert again.counts().entries == 1
+    assert again.get_counts().entries == 1
     await again.close()
     assert rows(tmp_path) == {b"long": b"2"}
 
@@ -97,8 +97,8 @@ async def test_the_file_has_the_same_size_limit_as_memory(tmp_path: Path) -> Non
         await store.set(b"%d" % number, bytes(4100), 60.0)  # slightly more than a page: the worst way to fill pages
         if number % 50 == 0:
             await store._flush()
-    assert store.counts().size_bytes <= 1_000_000
-    assert store.counts().evicted_by_size > 3000
+    assert store.get_counts().size_bytes <= 1_000_000
+    assert store.get_counts().evicted_by_size > 3000
     kept = set(store._lru)
     await store.close()
     assert rows(tmp_path).keys() == kept
@@ -144,7 +144,7 @@ async def test_a_full_buffer_drops_and_counts_writes(tmp_path: Path) -> None:
     half = bytes(MIN_BUFFER_BYTES // 2 + 1)
     await store.set(b"a", half, 60.0)  # sets do not let the writer run in between
     await store.set(b"b", half, 60.0)
-    assert store.counts().dropped == 1
+    assert store.get_counts().dropped == 1
     assert store.get_now(b"b") == half
     await store.close()
     assert rows(tmp_path).keys() == {b"a"}
@@ -156,7 +156,7 @@ async def test_a_dropped_write_does_not_restore_an_older_entry(tmp_path: Path) -
     await store._flush()
     await store.set(b"full", bytes(MIN_BUFFER_BYTES), 60.0)
     await store.set(b"a", b"new", 60.0)
-    assert (store.get_now(b"a"), store.counts().dropped) == (b"new", 1)
+    assert (store.get_now(b"a"), store.get_counts().dropped) == (b"new", 1)
     await store.close()
     assert rows(tmp_path).keys() == {b"full"}
 
@@ -208,7 +208,7 @@ async def test_a_damaged_cache_file_is_recreated(tmp_path: Path) -> None:
     with capture_logs() as logs:
         again = await opened(tmp_path)
     assert [entry["event"] for entry in logs] == ["cache_file_damaged"]
-    assert again.counts().entries == 0
+    assert again.get_counts().entries == 0
     await again.set(b"a", b"1", 60.0)
     await again.close()
     assert rows(tmp_path) == {b"a": b"1"}
@@ -222,7 +222,7 @@ async def test_a_cache_file_of_another_version_is_recreated(tmp_path: Path, monk
     with capture_logs() as logs:
         again = await opened(tmp_path)
     assert "version 1" in logs[0]["error"]
-    assert again.counts().entries == 0
+    assert again.get_counts().entries == 0
     await again.close()
 
 
@@ -276,7 +276,7 @@ async def test_a_file_that_breaks_is_counted_and_logged_once_without_failing_req
         assert await store.get(b"b") == b"2"
         with pytest.raises(Unavailable):
             await store.clear()
-        assert store.counts().errors == 2
+        assert store.get_counts().errors == 2
         await store._connection.execute("ALTER TABLE away RENAME TO entries")
         await store._connection.commit()
         assert await store.clear() == 0

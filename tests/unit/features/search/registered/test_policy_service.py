@@ -14,7 +14,7 @@ from penstock.features.search.registered.policy_record import MAX_POLICIES
 from penstock.features.search.registered.policy_registry import PolicyRegistry
 from penstock.features.search.registered.policy_service import PolicyService
 from penstock.manager.control_plane import ControlPlane
-from penstock.manager.desired_state import Folded
+from penstock.manager.desired_state import StateChanges
 from penstock.pb.v1 import cluster_pb2 as pb
 
 CODE = b"def rank(candidates, context): return []"
@@ -40,7 +40,7 @@ class Control:
             self.desired.others.pop(write.key, None)
             if write.value is not None:
                 self.desired.others[write.key] = write.value
-            self.registry.state_changed(Folded(others={write.key: write.value}))
+            self.registry.state_changed(StateChanges(others={write.key: write.value}))
         return 1
 
 
