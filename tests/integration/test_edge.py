@@ -103,8 +103,8 @@ def test_small_messages_go_to_the_native_server(server: TlsServer, authority: Te
         for count, is_compressed, name in (
             (1, False, "native"),
             (SMALL_BYTES // 4 - 100, False, "native"),
-            (SMALL_BYTES // 4, False, "grpc"),
-            (3 * SMALL_BYTES, False, "grpc"),
+            (SMALL_BYTES // 4, False, "large"),
+            (3 * SMALL_BYTES, False, "large"),
             (1, True, "grpc"),
         ):
             before = requests_of(server, name)
@@ -220,6 +220,12 @@ def is_answered(server: TlsServer, authority: TestAuthority) -> bool:
 async def test_no_request_fails_when_the_server_is_stopped(tmp_path: Path) -> None:
     found = await drain(ChaosPlan(tmp_path, tmp_path, is_quick=True))
     assert not found.missed(), found.details
+    assert "SIGTERM" not in read_log(tmp_path / "drain"), "a stop that was asked for is no warning"
+
+
+def read_log(folder: Path) -> str:
+    (log,) = folder.glob("*.log")
+    return log.read_text()
 
 
 def test_envoy_ends_with_a_killed_server(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from penstock.wire.credentials.certificate_names import read_pem_names
 
 HEADER_PREFIX = "x-penstock-"
 CLIENT_HEADER, CERTIFICATE_HEADER = f"{HEADER_PREFIX}client", f"{HEADER_PREFIX}certificate"
+MESSAGE_BYTES_HEADER = f"{HEADER_PREFIX}message-bytes"  # the size of a large gRPC message
 NAMES_BYTES = (CLIENT_HEADER.encode(), CERTIFICATE_HEADER.encode())
 MAX_CACHED = 4096
 
@@ -37,6 +38,11 @@ def read_metadata_identity(metadata: Iterable[tuple[str, str | bytes]]) -> EdgeI
             if name in (CLIENT_HEADER, CERTIFICATE_HEADER) and isinstance(value, str)
         }
     )
+
+
+def read_message_bytes(metadata: Iterable[tuple[str, str | bytes]]) -> int:
+    """Return the size of a call's message if the edge announces it, or 0."""
+    return next((int(value) for name, value in metadata if name == MESSAGE_BYTES_HEADER and value.isdigit()), 0)
 
 
 def read_header_identity(headers: Iterable[tuple[bytes, bytes]]) -> EdgeIdentity:

@@ -41,6 +41,7 @@ from penstock.pb.pool import POOL
 from penstock.pb.v1 import access_pb2
 from penstock.serving.admission import Admission
 from penstock.telemetry.background import BackgroundTasks
+from penstock.telemetry.freed_memory import return_freed_memory
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.grpc_listener.grpc_server import GRPC_LOGGER, grpc_server
 from penstock.wire.tcp_connections import close_port_connections
@@ -59,6 +60,8 @@ _READERS: Mapping[str, Callable[[Limits, Admission], Any]] = {
     f"{BLOCK_SERVICE}.infer": create_packet_reader,
 }
 IDLE_MS = 15 * 60 * 1000  # a client whose connection was closed between calls opens another by itself
+RETURN_S = 1.0  # between two looks for memory that large messages have freed
+RETURNED_BYTES = 64 * 1024 * 1024  # less freed memory is not returned to the system
 SOCKET_MODE = 0o666  # the permissions of its folder decide who may connect
 _SERIALIZE = methodcaller("SerializeToString")  # also accepts a SerializedResponse
 DELIVERY_S = 0.02  # by then, clients have received the answers written before
@@ -88,6 +91,7 @@ class GrpcServer:
         the unix sockets of a server behind the edge, which sends ModelInfer to the native server and other methods to
         this server.
         """
+        self._returned_bytes = 0
         self._server = grpc_server(
             options=[
                 ("grpc.max_receive_message_length", limits.max_message_bytes + ENVELOPE_BYTES),
@@ -180,7 +184,15 @@ class GrpcServer:
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"cannot listen for gRPC on {Address(host, port)}: choose another --grpc-port") from error
         self._tasks.supervise("grpc-traffic", self._traffic.check, every=CHECK_S)
+        self._tasks.supervise("large-messages", self._return_memory, every=RETURN_S)
         return self._port
+
+    async def _return_memory(self) -> None:
+        """Return the memory of large messages to the system; the C library would keep it."""
+        freed_bytes = self._traffic.transit.room.freed_bytes
+        if freed_bytes - self._returned_bytes > RETURNED_BYTES:
+            self._returned_bytes = freed_bytes
+            await asyncio.to_thread(return_freed_memory)
 
     async def _open(self, host: str, port: int, certificates: Certificates) -> int:
         if self._socket is None:

@@ -22,6 +22,7 @@ from penstock.endpoints.guard import get_declared_needs
 from penstock.endpoints.held_bytes import Transit
 from penstock.endpoints.http import schemas
 from penstock.endpoints.http.api_reference import create_reference_routes
+from penstock.endpoints.http.bodies import wrap_large_body
 from penstock.endpoints.http.cors import add_cors
 from penstock.endpoints.http.handshake import add_tls
 from penstock.endpoints.http.http_guard import HttpGuard
@@ -180,7 +181,7 @@ class HttpApp:
         self._administration = administration
         self._responder = responder
         self._serving = serving
-        self._app_with_cors = add_cors(http_guard.origins, self._answer)
+        self._app_with_cors = add_cors(http_guard.origins, self._answer_in_room)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self.http_guard.find_refusal(scope["headers"], scope.get("method", ""))
@@ -189,6 +190,20 @@ class HttpApp:
             return
         self._serving.count_rejected("rest" if scope["type"] == "http" else "websocket", error)
         await refuse_call(error, scope, receive, send)
+
+    async def _answer_in_room(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; a large body waits until there is room for it."""
+        body, is_upload = None, scope["path"].startswith(ADMINISTRATION_PREFIX)
+        if scope["type"] == "http" and scope["method"] == "POST" and not is_upload:
+            admission = self._serving.admission
+            body = wrap_large_body(scope, receive, admission.room, admission.limits.max_message_bytes)
+        if body is None:
+            await self._answer(scope, receive, send)
+            return
+        try:
+            await self._answer(scope, body, send)
+        finally:
+            body.release()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":

@@ -1,6 +1,5 @@
 """Loads a version of a model into this process: engine, task, warm-up and memory measurement."""
 
-import ctypes
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,11 +19,10 @@ from penstock.models.engine_choice.candidates import EngineChoice, choose_by_fea
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
 from penstock.models.model_yaml import AUTO, NETWORK_ENGINES, ModelSettings
 from penstock.tasks.base import AnyTask, Task
+from penstock.telemetry.freed_memory import return_freed_memory
 from penstock.telemetry.gpus import Gpus
 
 STEADY_BYTES = 4 * 1024 * 1024  # the cost of larger models is never considered steady
-# glibc keeps freed memory until malloc_trim is called; other C libraries do not have this function.
-_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,5 +210,4 @@ def measure_memory_bytes() -> int:
 
 def trim() -> None:
     """Return freed memory to the system. This takes milliseconds: do not call it on the event loop."""
-    if _TRIM is not None:
-        _TRIM(0)
+    return_freed_memory()

@@ -15,36 +15,48 @@ import grpc
 import psutil
 
 from penstock.core.errors import Overloaded, PenstockError, TooSlow
-from penstock.endpoints.held_bytes import Transit
+from penstock.endpoints.edge_identity import read_message_bytes
+from penstock.endpoints.held_bytes import WAIT_S, Claim, Transit
+from penstock.endpoints.large_messages import HUGE_BYTES
 from penstock.wire.grpc_listener.header_memory import ArrivedMessages
 from penstock.wire.tcp_connections import close_connection
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Task: TypeAlias = asyncio.Task[Any]
-CHECK_S = 0.1
+CHECK_S = 0.05
 FEW = 4  # this many messages fit into memory, even if each has the largest allowed size
-SLOW_S = 0.25  # most messages arrive sooner
+SLOW_S = 0.1  # most messages arrive sooner
 FREED_S = 0.3  # by then the memory of ended calls is freed
+SHARE = 0.5  # of the limit on held bytes, for messages of unknown size
+MOST_PEERS = 1024
 
 
 class GrpcTraffic:
     """The calls whose messages are awaited, and the large answers that clients have not read."""
 
     def __init__(
-        self, transit: Transit, peer_of: Callable[[Context], str] = lambda context: context.peer(), share: float = 1.0
+        self,
+        transit: Transit,
+        peer_of: Callable[[Context], str] = lambda context: context.peer(),
+        is_behind_edge: bool = False,
     ) -> None:
-        """Start without calls. `peer_of` returns a client's address; gRPC has `share` of the limit on held bytes."""
+        """Start without calls. `peer_of` returns a client's address. The edge announces the size of large messages."""
+        self._is_behind_edge = is_behind_edge
         self.transit = transit
         self._peer_of = peer_of
         self.running = 0  # calls with a single request message
         self.arrived = ArrivedMessages()
-        self._size_bytes = 0  # of the message that was read last
+        self._size_bytes = 0  # of the message that was parsed last
+        self._last_bytes = 0  # of the message that was returned last
         self.calls: dict[Task, Context] = {}  # calls that await their single message
         self._streams: dict[Task, Context] = {}  # streams that await their next message, perhaps for long
         self._unsent = transit.unsent
         self._answers: dict[UnsentAnswer, None] = {}
         self._patience_s = transit.limits.message_timeout_s
-        self._max_bytes = int(share * transit.incoming.max_bytes)
+        self._max_bytes = int(SHARE * transit.incoming.max_bytes)
+        self._room = transit.room
+        self._claimed: set[Task] = set()  # calls that have room for their message
+        self._large: dict[str, int] = {}  # the size of the last large message, by peer, if messages were large
         self._since: dict[object, float] = {}
         self._ended: dict[Task, PenstockError] = {}
         self._process = psutil.Process()
@@ -56,8 +68,10 @@ class GrpcTraffic:
 
     def check_at(self, now: float, held_bytes: int) -> None:
         """End calls and answers that take too long or hold too much. `held_bytes`: the memory of the process."""
+        held_bytes -= self._room.bytes
         awaited = {**self._streams, **self.calls}
         self._since = {each: self._since.get(each, now) for each in (*awaited, *self._answers)}
+        awaited = {task: each for task, each in awaited.items() if task not in self._claimed}
         for task in self.calls:
             if now - self._since[task] > self._patience_s:
                 self._end_call(task, TooSlow(f"the message was not complete after {self._patience_s:g} seconds"))
@@ -87,8 +101,44 @@ class GrpcTraffic:
         return measured
 
     async def message(self, context: Context, may_be_large: bool = True) -> Any:
-        """Return the single message of a call, or EOF."""
-        return await self._read_message(context, _this_task(), self.calls, may_be_large)
+        """Return the single message of a call, or EOF. A large message waits until there is room for it."""
+        task = _this_task()
+        if not may_be_large:
+            return await self._read_message(context, task, self.calls, may_be_large)
+        claim = Claim(self._room)
+        try:
+            if expected_bytes := self._expect_bytes(context):
+                await claim.take(expected_bytes, _wait_s(context))
+                self._claimed.add(task)
+                message = await claim.arrive(self._read_message(context, task, self.calls))
+            else:
+                message = await self._read_message(context, task, self.calls)
+            size_bytes = self._last_bytes
+            claim.note_arrival(size_bytes)
+            self._remember_size(context, size_bytes)
+            if size_bytes > HUGE_BYTES and not expected_bytes:
+                await claim.take(size_bytes, _wait_s(context), size_bytes)
+        except BaseException:
+            claim.release()
+            raise
+        finally:
+            self._claimed.discard(task)
+        if claim.bytes:
+            context.add_done_callback(lambda _: claim.release())
+        return message
+
+    def _expect_bytes(self, context: Context) -> int:
+        """Return the size of the call's message if it is known, or the size of the client's last message if large."""
+        announced = read_message_bytes(context.invocation_metadata() or ()) if self._is_behind_edge else 0
+        return announced or (self._large.get(self._peer_of(context), 0) if self._large else 0)
+
+    def _remember_size(self, context: Context, size_bytes: int) -> None:
+        if size_bytes > HUGE_BYTES:
+            self._large[self._peer_of(context)] = size_bytes
+            if len(self._large) > MOST_PEERS:
+                del self._large[next(iter(self._large))]
+        elif self._large:
+            self._large.pop(self._peer_of(context), None)
 
     def reader(self, context: Context, may_be_large: bool = True) -> Callable[[], Awaitable[Any]]:
         """Return a function that reads a stream's next message, or EOF. Only the current task may call it."""
@@ -119,7 +169,7 @@ class GrpcTraffic:
         self._unsent.hold(answer, size)
 
     async def _read_message(
-        self, context: Context, task: Task, awaiting: dict[Task, Context], may_be_large: bool
+        self, context: Context, task: Task, awaiting: dict[Task, Context], may_be_large: bool = True
     ) -> Any:
         awaiting[task] = context
         peer = context.peer()
@@ -128,7 +178,7 @@ class GrpcTraffic:
                 message = await context.read()
             # gRPC calls the reader just before it returns, and does not call it at the end of the messages.
             self.arrived.add(peer, self._size_bytes, awaiting is self.calls)
-            self._size_bytes = 0
+            self._last_bytes, self._size_bytes = self._size_bytes, 0
             return message
         except asyncio.CancelledError:
             if (error := self._ended.pop(task, None)) is None:
@@ -152,6 +202,11 @@ class GrpcTraffic:
         if task not in self._ended:
             self._ended[task] = error
             task.cancel()
+
+
+def _wait_s(context: Context) -> float:
+    left_s = context.time_remaining()
+    return WAIT_S if left_s is None else left_s
 
 
 def _this_task() -> Task:

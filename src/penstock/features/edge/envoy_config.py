@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from penstock.features.edge.envoy_http import SMALL_BYTES
 from penstock.features.edge.envoy_ports import listeners
 from penstock.features.edge.envoy_shape import BUFFER_BYTES, TYPE, Document, EdgeShape, seconds
 
@@ -71,17 +72,23 @@ def _overload_action(name: str, trigger: Document) -> Document:
 
 
 def _make_clusters(shape: EdgeShape) -> Iterable[Document]:
-    yield _make_cluster("grpc", [each.grpc for each in shape.backends], is_http2=True)
+    yield _make_cluster("grpc", [each.grpc for each in shape.backends], _TAKE_ANSWERS)
     if shape.backends[0].native:
-        yield _make_cluster("native", [each.native for each in shape.backends], is_http2=True)
+        yield _make_cluster("native", [each.native for each in shape.backends], _TAKE_ANSWERS)
+        yield _make_cluster("large", [each.grpc for each in shape.backends], _HOLD_LITTLE)
     if shape.backends[0].http:
-        yield _make_cluster("http", [each.http for each in shape.backends], is_http2=False)
+        yield _make_cluster("http", [each.http for each in shape.backends], None)
 
 
-def _make_cluster(name: str, paths: Sequence[str], is_http2: bool) -> Document:
-    # A large window lets Envoy take whole answers, so that slow clients hold Envoy's memory, where the overload
-    # manager ends them, and none of the gateway's.
-    http2 = {"initial_stream_window_size": 64 * BUFFER_BYTES, "initial_connection_window_size": 256 * BUFFER_BYTES}
+# A large window lets Envoy take whole answers, so that slow clients hold Envoy's memory, where the overload manager
+# ends them, and none of the gateway's. But Envoy then also takes as much of a request before the gateway reads it.
+_TAKE_ANSWERS = {"initial_stream_window_size": 64 * BUFFER_BYTES, "initial_connection_window_size": 256 * BUFFER_BYTES}
+_HOLD_LITTLE = {"initial_stream_window_size": SMALL_BYTES, "initial_connection_window_size": 16 * BUFFER_BYTES}
+
+
+def _make_cluster(name: str, paths: Sequence[str], http2: Document | None) -> Document:
+    """Return a cluster of gateways. `http2`: the settings of HTTP/2; None: HTTP/1."""
+    is_http2 = http2 is not None
     explicit = {"http2_protocol_options": http2} if is_http2 else {"http_protocol_options": {}}
     endpoints = [{"endpoint": {"address": {"pipe": {"path": path}}}} for path in paths]
     most = 1_000_000  # practically no limit, because the gateways refuse excess with a reason

@@ -17,6 +17,7 @@ from penstock.features.edge.envoy_shape import (
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 SMALL_BYTES = 256 * 1024  # larger messages go to grpcio, which reads them when there is room for them
 WINDOW_BYTES = SMALL_BYTES  # bytes that a client may send on a stream before the gateway reads them
+WAITING_CALLS = 64  # of one connection that may wait for room in the gateway without keeping others from arriving
 IDLE_GRPC_S = 15 * 60.0  # a client whose connection was closed between calls opens another by itself
 TRIES = 6  # to connect to a gateway, which may be restarting: with these pauses, about three seconds
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -52,7 +53,7 @@ def http_manager(shape: EdgeShape, port: EdgePort) -> Document:
         "http2_protocol_options": {
             "max_concurrent_streams": STREAMS,
             "initial_stream_window_size": WINDOW_BYTES,
-            "initial_connection_window_size": 4 * WINDOW_BYTES,
+            "initial_connection_window_size": WAITING_CALLS * WINDOW_BYTES,
             "connection_keepalive": {"interval": seconds(port.ping_s), "timeout": seconds(port.ping_s)},
         },
         "upgrade_configs": [{"upgrade_type": "websocket"}],
@@ -142,6 +143,8 @@ def _virtual_host(shape: EdgeShape) -> Document:
     if shape.backends[0].native:
         to_native = {"path": INFER, "headers": [{"name": SERVER, "string_match": {"exact": "native"}}]}
         routes.append({"match": to_native, "route": _make_route("native")})
+        to_grpcio = {"path": INFER, "headers": [{"name": SERVER, "string_match": {"exact": "large"}}]}
+        routes.append({"match": to_grpcio, "route": _make_route("large")})
         routes.append(_undecided_route(shape))
     routes.append({"match": {"prefix": "/", "grpc": {}}, "route": _make_route("grpc")})
     if shape.backends[0].http:

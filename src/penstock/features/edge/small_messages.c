@@ -89,13 +89,13 @@ EXPORT("proxy_on_request_body") u32 request_body(u32 call_id, u32 size, u32 is_e
     return CONTINUE;
   if (size > most_bytes) {
     set_size();
-    return release(call_id, "grpc", 4);
+    return release(call_id, "large", 5);
   }
   return is_end ? release(call_id, "native", 6) : STOP;
 }
 
 EXPORT("proxy_on_request_trailers") u32 request_trailers(u32 call_id, u32 count) {
-  return held[call_id % CALLS] == call_id ? release(call_id, "grpc", 4) : CONTINUE;
+  return held[call_id % CALLS] == call_id ? release(call_id, "large", 5) : CONTINUE;
 }
 
 EXPORT("proxy_on_delete") void delete(u32 context) {

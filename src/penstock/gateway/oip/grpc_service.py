@@ -57,8 +57,6 @@ SINGLE_HEADER = "penstock-single"
 # The result of reading a message: parsed, still unparsed because it is large, or an error. If the reader raised, gRPC
 # would answer with UNKNOWN, and never end the stream.
 InferMessage: TypeAlias = pb.ModelInferRequest | TypedMessage | PenstockError
-# The part of the limit on held bytes that gRPC may use behind the edge, which holds incomplete messages itself.
-EDGE_SHARE = 0.5
 NO_MESSAGE = pb.ModelInferRequest()
 
 
@@ -80,7 +78,7 @@ class OipGrpc:
         self._large = large or LargeMessagePool(Limits())
         self.admission = serving.admission
         self.is_behind_edge = is_behind_edge
-        self.traffic = GrpcTraffic(self.admission, self._peer_of, EDGE_SHARE if is_behind_edge else 1.0)
+        self.traffic = GrpcTraffic(self.admission, self._peer_of, is_behind_edge)
         self.default_client = ""  # the client address of calls that the native server forwards to the grpcio server
 
     def admit(self, context: Context, needs: Needs) -> Principal:
@@ -115,6 +113,7 @@ class OipGrpc:
         response = await self._serving.serve(request)
         if request.limit_statuses:
             context.set_trailing_metadata(tuple(statuses.make_limit_headers(request.limit_statuses).items()))
+        del request  # frees its tensors before the answer is copied
         size_bytes = sum([len(tensor.data) for tensor in response.outputs])
         if size_bytes > LARGE_BYTES:
             self.traffic.hold_answer(context, size_bytes)

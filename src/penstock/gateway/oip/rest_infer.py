@@ -121,14 +121,16 @@ class InferEndpoint:
             else:
                 with DisconnectWatch(receive):
                     response = await self._serving.serve(request)
-            arguments = response, request.parameters, form, self._limits
-            if size_bytes := count_large_json_bytes(response, form):
+            arguments, limit_statuses = (response, request.parameters, form, self._limits), request.limit_statuses
+            del request, response  # frees tensors that the answer does not need
+            if size_bytes := count_large_json_bytes(arguments[0], form):
                 encoded, header_length = await self._large.encode(size_bytes, encode_infer, *arguments)
             else:
                 encoded, header_length = encode_infer(*arguments)
+            del arguments
             answer = await self._answer(headers, encoded, header_length)
-            if request.limit_statuses:
-                answer.headers += _encode_headers(statuses.make_limit_headers(request.limit_statuses))
+            if limit_statuses:
+                answer.headers += _encode_headers(statuses.make_limit_headers(limit_statuses))
             return answer
         except PenstockError as error:
             return _encode_refusal(error)

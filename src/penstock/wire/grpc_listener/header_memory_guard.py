@@ -1,7 +1,6 @@
 """Watches the memory of a process with a gRPC server, and closes connections whose headers fill this memory."""
 
 import asyncio
-import ctypes
 import time
 from collections.abc import Mapping
 from urllib.parse import unquote
@@ -9,6 +8,7 @@ from urllib.parse import unquote
 import psutil
 
 from penstock.telemetry.background import BackgroundTasks
+from penstock.telemetry.freed_memory import return_freed_memory
 from penstock.telemetry.repeated_log import RepeatedLog
 from penstock.wire.grpc_listener.header_memory import ArrivedMessages, HeaderMemory, Traffic
 from penstock.wire.tcp_connections import ConnectionCounter, abort_peer_connections, can_count
@@ -55,7 +55,7 @@ class HeaderMemoryGuard:
             self._counting_s = time.thread_time() - processor_s
         if self._trim_at and began > self._trim_at:
             self._trim_at = 0.0
-            await asyncio.to_thread(_trim)
+            await asyncio.to_thread(return_freed_memory)
         is_growing = self._memory.growth_bytes(held_bytes) > GROWN_BYTES
         pause_s, share = (ALARM_S, ALARM_SHARE) if is_growing else (CHECK_S, COUNTING_SHARE)
         self._pause_s = max(pause_s, share * self._counting_s)
@@ -85,10 +85,3 @@ class HeaderMemoryGuard:
 def _unquote_peer(peer: str) -> str:
     """Convert gRPC's name of a peer to the form that ConnectionCounter uses."""
     return unquote(peer)
-
-
-def _trim() -> None:
-    """Return freed memory to the system, if the process uses glibc; other C libraries cannot do this."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -16,19 +16,27 @@ from penstock.serving.admission import Admission
 from penstock.wire.grpc_listener.header_memory import CALL_BYTES, FRAME_BYTES
 
 WAIT_S = 10.0
+MIB = 1024 * 1024
 GROWN = 2**40
 
 
 class Caller:
     """A call whose message arrives when the test sends it."""
 
-    def __init__(self, peer: str = "ipv4:127.0.0.1:1") -> None:
+    def __init__(self, peer: str = "ipv4:127.0.0.1:1", announced_bytes: int = 0) -> None:
         self._peer = peer
+        self._metadata = [("x-penstock-message-bytes", str(announced_bytes))] if announced_bytes else []
         self.message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.callbacks: list[Any] = []
 
     def peer(self) -> str:
         return self._peer
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self._metadata
 
     async def read(self) -> Any:
         return await self.message
@@ -196,3 +204,56 @@ async def test_the_bytes_of_messages_are_counted_by_peer() -> None:
     with pytest.raises(StopAsyncIteration):
         await next_message(traffic, ended)
     assert traffic.arrived.bytes["ipv4:127.0.0.1:8"] == FRAME_BYTES, "an earlier message's size is not counted again"
+
+
+async def test_a_message_of_announced_size_is_read_when_there_is_room() -> None:
+    traffic = GrpcTraffic(Admission(Limits(max_inflight_bytes=100 * MIB)), is_behind_edge=True)
+    callers = [Caller(announced_bytes=20 * MIB) for _ in range(3)]
+    tasks = [call(traffic, caller) for caller in callers]
+    await asyncio.sleep(0)
+    assert len(traffic.calls) == 2, "the third message would exceed the limit, so it is not read"
+    traffic.measured(len)(bytes(20 * MIB))
+    callers[0].message.set_result("first")
+    assert await tasks[0] == "to first"
+    await asyncio.sleep(0)
+    assert len(traffic.calls) == 1, "the first answer has not been taken"
+    for taken in callers[0].callbacks:
+        taken(None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(traffic.calls) == 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert traffic.transit.room.bytes == 0
+
+
+async def test_no_client_announces_a_size_without_an_edge() -> None:
+    traffic = GrpcTraffic(Admission(Limits(max_inflight_bytes=100 * MIB)))
+    task = call(traffic, Caller(announced_bytes=1000 * MIB))
+    await asyncio.sleep(0)
+    assert traffic.transit.room.bytes == 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_client_of_large_messages_waits_before_the_next_one_is_read() -> None:
+    traffic = GrpcTraffic(Admission(Limits(max_inflight_bytes=100 * MIB)))
+    first = Caller()
+    read = traffic.measured(lambda data: "large")
+
+    async def receive() -> Any:
+        return read(bytes(30 * MIB))
+
+    first.read = receive  # type: ignore[method-assign]
+    assert await call(traffic, first) == "to large"
+    second = call(traffic, Caller())
+    await asyncio.sleep(0)
+    assert not traffic.calls
+    for taken in first.callbacks:
+        taken(None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(traffic.calls) == 1
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)

@@ -86,8 +86,9 @@ def test_no_certificate_is_named_if_clients_present_none() -> None:
 
 def test_every_gateway_is_a_backend_of_each_protocol() -> None:
     clusters = {each["name"]: each for each in envoy_document(shape())["static_resources"]["clusters"]}
-    assert clusters.keys() == {"grpc", "native", "http"}
-    for name, cluster in clusters.items():
+    assert clusters.keys() == {"grpc", "native", "large", "http"}
+    for cluster_name, cluster in clusters.items():
+        name = "grpc" if cluster_name == "large" else cluster_name
         endpoints = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
         paths = [each["endpoint"]["address"]["pipe"]["path"] for each in endpoints]
         assert paths == [f"/run/gateway-0-{name}", f"/run/gateway-1-{name}"]
@@ -96,10 +97,10 @@ def test_every_gateway_is_a_backend_of_each_protocol() -> None:
 def test_only_marked_calls_reach_the_native_server() -> None:
     manager = manager_of(envoy_document(shape()))
     routes = manager["route_config"]["virtual_hosts"][0]["routes"]
-    assert [route["route"]["cluster"] for route in routes] == ["native", "grpc", "grpc", "http"]
+    assert [route["route"]["cluster"] for route in routes] == ["native", "large", "grpc", "grpc", "http"]
     assert routes[0]["match"]["headers"][0]["name"] == "x-penstock-server"
     assert [each.get("disabled", False) for each in manager["http_filters"]] == [True, False]
-    assert ["typed_per_filter_config" in route for route in routes] == [False, True, False, False]
+    assert ["typed_per_filter_config" in route for route in routes] == [False, False, True, False, False]
 
 
 def test_a_client_has_a_small_buffer_and_its_bodies_can_be_sent_again() -> None:
@@ -121,4 +122,4 @@ def test_gateways_are_checked_if_requests_can_go_to_another_one() -> None:
     alone = replace(several, backends=several.backends[:1])
     for given, are_checked in ((several, True), (alone, False)):
         clusters = envoy_document(given)["static_resources"]["clusters"]
-        assert ["health_checks" in each for each in clusters] == [are_checked] * 3
+        assert ["health_checks" in each for each in clusters] == [are_checked] * 4
