@@ -1,1 +1,1 @@
-"""Measurements beside the package: Penstock and its peers, side by side."""
+"""Benchmarks of Penstock and of other inference servers ("peers")."""

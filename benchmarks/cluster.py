@@ -24,7 +24,7 @@ class ClusterHosts(Hosts):
         self.roles: dict[str, HostProcess] = {}
 
     def role(self, host: int, role: str, *flags: str, name: str = "", node: str = "") -> HostProcess:
-        """Start a role; its node is `h<host>` unless another is given."""
+        """Start a role's process on a host. The default node name is `h<host>`."""
         name = name or f"{node or f'h{host}'}.{role}"
         folder = self.folder / name
         command = [sys.executable, "-m", "penstock", role, "--node", node or f"h{host}", "--data-dir", str(folder)]
@@ -44,7 +44,7 @@ class ClusterHosts(Hosts):
         return self.role(host, "worker", "--join", join, *flags, node=node)
 
     def http(self, host: int, path: str, port: int = 8080, timeout_s: float = 10.0) -> tuple[int, bytes]:
-        """Return the status and the body of a GET from this machine; the status is 0 if there is no answer."""
+        """Send a GET request to a host; return status and body, or status 0 without an answer."""
         try:
             with urlopen(f"http://{self.address(host)}:{port}{path}", timeout=timeout_s) as answer:
                 return int(answer.status), answer.read()
@@ -54,7 +54,7 @@ class ClusterHosts(Hosts):
             return 0, b""
 
     def post(self, host: int, path: str, port: int = 8080, timeout_s: float = 10.0) -> str:
-        """Send an empty POST; return the answer if it is an error, otherwise an empty text."""
+        """Send a POST request without a body; return the body of an error, or an empty text after success."""
         request = Request(f"http://{self.address(host)}:{port}{path}", method="POST")
         try:
             urlopen(request, timeout=timeout_s).close()
@@ -76,7 +76,7 @@ class ClusterHosts(Hosts):
 
 
 def start_manager(models: Path, folder: Path, **environment: str) -> HostProcess:
-    """Start a manager on free ports of loopback, and return it when it leads."""
+    """Start a manager on free loopback ports, and return it when it has become the leader."""
     command = [sys.executable, "-m", "penstock", "manager", "--models", str(models), "--bind", "127.0.0.1:0"]
     command += ["--data-dir", str(folder / "data"), "--health-port", "0", "--health-grpc-port", "0"]
     process = HostProcess(command, folder / "manager.log", environment)

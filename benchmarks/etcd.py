@@ -1,4 +1,4 @@
-"""A real etcd of three nodes on this machine, which tests can stop and kill."""
+"""Runs an etcd of three nodes on this machine, which tests can freeze and kill."""
 
 import json
 import urllib.error
@@ -14,11 +14,11 @@ from benchmarks.waiting import eventually
 
 START_S = 60.0
 NODES = 3
-PORTS = (2379, 2380)  # of a host of its own
+PORTS = (2379, 2380)  # used if each node has its own host
 
 
 class EtcdNode(ServiceProcess):
-    """A node of an etcd; it keeps its ports and its data over restarts."""
+    """A process of an etcd, which keeps its ports and data when it is restarted."""
 
     def __init__(self, name: str, folder: Path, host: str, ports: tuple[int, int], before: Sequence[str] = ()) -> None:
         """Prepare a node.
@@ -60,7 +60,7 @@ class EtcdNode(ServiceProcess):
 
 
 class Etcd:
-    """A context manager for an etcd on loopback, or with one node on each of the first hosts."""
+    """A context manager for an etcd whose nodes run on loopback, or on one of `hosts` each."""
 
     def __init__(self, folder: Path, hosts: Hosts | None = None) -> None:
         ports = free_ports(2 * NODES)
@@ -78,7 +78,7 @@ class Etcd:
         return f"etcd://{','.join(node.address for node in self.nodes)}"
 
     def start(self) -> None:
-        """Start all nodes that do not run."""
+        """Start all nodes that are not running."""
         for node in self.nodes:
             if not node.is_running:
                 node.start(self.nodes)

@@ -11,11 +11,11 @@ from typing import Any, Self
 
 NEEDED = "hosts need the `ip` command (Debian: iproute2) and the right to make network namespaces (root)"
 STOP_S = 40.0
-PREFIX = "pn"  # of names of bridges, namespaces and links, which have 15 characters at most
+PREFIX = "pn"  # prefix of the names of bridges, namespaces and links, which have at most 15 characters
 
 
 class Hosts:
-    """A context manager that removes its processes and namespaces, and those that a killed run left."""
+    """A context manager for hosts. Also removes processes and namespaces that a killed run left behind."""
 
     def __init__(self, count: int) -> None:
         self._names: list[str] = []
@@ -69,7 +69,7 @@ class Hosts:
         _ip("link", "set", _link(self._names[host]), "master", self._bridge)
 
     def separate(self, host: int, *others: int) -> None:
-        """Drop all packets between the host and these hosts; all others still reach them."""
+        """Drop all packets between the host and `others`. Other connections are not affected."""
         for one, other in [(host, other) for other in others] + [(other, host) for other in others]:
             nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
             _ip("-n", self._names[one], "neigh", "replace", self.address(other), *nobody, "dev", "eth0")
@@ -146,7 +146,7 @@ class HostProcess:
 
 
 class ServiceProcess:
-    """A service that a test uses, freezes, kills and restarts."""
+    """A service process that tests can freeze, kill and restart."""
 
     def __init__(self) -> None:
         self._process: HostProcess | None = None
@@ -208,4 +208,4 @@ def _is_alive(name: str) -> bool:
     try:
         return Path(f"/proc/{int(name[len(PREFIX) : -2], 16)}").exists()
     except ValueError:
-        return True  # it belongs to another user
+        return True  # the process belongs to another user

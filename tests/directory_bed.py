@@ -1,4 +1,4 @@
-"""A directory as a process, and the curl commands of its documentation."""
+"""Runs a directory as a process, and runs the curl commands of its documentation."""
 
 import json
 import os
@@ -15,7 +15,7 @@ STOP_S = 30.0
 
 
 class DirectoryProcess:
-    """Runs `penstock directory` on free ports, with its data in `folder`. Use it as a context, which ends it."""
+    """A context manager that runs `penstock directory` on free ports, with its data in `folder`."""
 
     def __init__(
         self, folder: Path, *flags: str, http_port: int = 0, environment: dict[str, str] | None = None

@@ -1,4 +1,4 @@
-"""How many random inputs a test tries: PENSTOCK_FUZZ_EXAMPLES, 100,000 for a thorough run."""
+"""The number of random inputs per test: PENSTOCK_FUZZ_EXAMPLES, for example 100,000 for a thorough run."""
 
 import os
 

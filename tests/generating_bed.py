@@ -1,4 +1,4 @@
-"""A block that generates text: the real runner with a scripted engine."""
+"""The runner of a block that generates text, with an engine whose output the test scripts."""
 
 import json
 import threading
@@ -71,7 +71,7 @@ class Scripted:
 def grown(
     number: int, text: str = "", finish: str = "", choice: int = 0, first: int = 0, is_over: bool = False
 ) -> Progress:
-    """Return a step with one token of a choice; `first` is the number of the prompt's tokens."""
+    """Return an engine step that adds one token to a choice. `first` is the number of tokens of the prompt."""
     delta = Delta(choice, text, [len(text)], [-0.5], finish, [text.encode()])
     return Progress(number, [delta], first, 0 if first else -1, is_over=is_over)
 

@@ -1,4 +1,4 @@
-"""The messages that one end of a socket received, which tests take by their kind."""
+"""Collects the messages that a socket received, so that tests can wait for a message of some kind."""
 
 from benchmarks.waiting import until
 from penstock.core.tensors import Buffer
@@ -18,7 +18,7 @@ class Heard:
         return any(found == kind for found, _, _ in self.received)
 
     async def get(self, kind: str) -> tuple[pb.Header, list[Buffer]]:
-        """Return the next message of that kind and drop those before it."""
+        """Return the next message of this kind, and drop earlier messages."""
         await until(lambda: self.has(kind), f"a {kind} is heard")
         while True:
             found, header, message = self.received.pop(0)

@@ -1,4 +1,4 @@
-"""HTTP/2 headers that are small on the wire and large when decoded: one field, stored once and named many times."""
+"""HTTP/2 headers that are small on the wire and large when decoded: they refer to one large field many times."""
 
 import asyncio
 from contextlib import suppress
@@ -7,9 +7,9 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS, SETTINGS, ACK, END_HEADERS = 1, 4, 1, 4
 UNKNOWN = 0xFA  # a type of frames that HTTP/2 does not define: receivers ignore them
 PADDING_BYTES = 16_000
-FIELD_BYTES = 3800  # it fits into the 4 KiB that every HTTP/2 server keeps for each connection
+FIELD_BYTES = 3800  # fits into the 4 KiB table that every HTTP/2 server keeps per connection
 REFERENCES = 15_000
-STORED = b"\xbe"  # names the newest field of the connection's table
+STORED = b"\xbe"  # refers to the newest field in the connection's table
 PATH = b"/grpc.health.v1.Health/Check"
 ENDED_S = 1.0
 
@@ -43,10 +43,10 @@ CALL = b"".join(
 
 
 async def send_bomb(port: int, budget_bytes: int, host: str = "127.0.0.1", padding: int = 0) -> bool:
-    """Send such headers on one connection; return whether the server cut it.
+    """Send headers of `budget_bytes` in all on one connection; return whether the server closed the connection.
 
-    `padding`: the number of frames that cost the server nothing behind each frame of headers, which hide how little
-    is sent for the memory that it takes.
+    `padding` is the number of harmless frames behind each frame of headers. They raise the number of sent bytes, and so hide
+    how much memory each sent byte costs the server.
     """
     reader, writer = await asyncio.open_connection(host, port)
     ended = asyncio.ensure_future(_read_all(reader))

@@ -1,4 +1,4 @@
-"""A client of HTTP/3."""
+"""An HTTP/3 client for tests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -22,7 +22,7 @@ class Http3Answer(NamedTuple):
 
 
 class Http3Client(QuicConnectionProtocol):
-    """One connection, which sends one request at a time."""
+    """An HTTP/3 connection that sends one request at a time."""
 
     def __init__(self, *given: object, **options: object) -> None:
         super().__init__(*given, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Managers for tests."""
+"""Makes managers in the test's process."""
 
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ def make_manager(
 
 
 def administration(manager: Manager) -> AddService:
-    """Return what adds the administration's service to the manager's server."""
+    """Return a function that adds the administration service to the manager's gRPC server."""
     service = ClusterService(manager.control, manager.deployer, ClusterOverview(manager.control), PLAIN_CHANNELS)
     return partial(add_ClusterServicer_to_server, service)
 

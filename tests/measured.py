@@ -1,4 +1,4 @@
-"""Results of an experiment, made from numbers that a test chooses."""
+"""Makes results of an experiment from numbers that a test chooses."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Mutation testing: changes a module in one place at a time and runs its unit tests, of which one should fail.
+"""Mutation testing: changes a module in one place at a time, and runs its unit tests, which should then fail.
 
 The operators are mutmut's, without those that change the wording of texts or pass None; assignments, calls and returned
 values are removed too. mutmut itself neither draws samples nor changes constants and decorated functions.
@@ -125,15 +125,15 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
 }
 
-# Failing examples are not made smaller: that takes long.
+# Do not shrink failing examples, which takes long.
 RUN_TESTS = """
 import sys, hypothesis, pytest
 hypothesis.settings.register_profile("mutation", phases=[hypothesis.Phase.generate], database=None, derandomize=True)
 hypothesis.settings.load_profile("mutation")
 sys.exit(pytest.main(sys.argv[1:]))
 """
-EMPTY = ("None", "False", "0", "0.0", '""', "[]", "()", "{}")  # None in place of these is often the same
-LARGE = 1000  # nothing relies on whether such a number is greater by one
+EMPTY = ("None", "False", "0", "0.0", '""', "[]", "()", "{}")  # replacing these with None often changes nothing
+LARGE = 1000  # no behaviour depends on such a number being greater by one
 
 LEFT_OUT = (
     mutators.operator_string,
@@ -169,7 +169,7 @@ OPERATORS: mutators.OPERATORS_TYPE = [
 
 
 class Mutations(cst.CSTVisitor):
-    """Pairs of a node and its replacement, outside of annotations and decorators."""
+    """Collects pairs of a syntax node and its replacement, outside of annotations and decorators."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model registry with its gRPC endpoint in this process, and models to upload."""
+"""Runs a model registry and its gRPC endpoint in this process, and makes models to upload."""
 
 import hashlib
 from collections.abc import AsyncIterator

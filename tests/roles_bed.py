@@ -1,4 +1,4 @@
-"""A whole server in one process: a manager, a gateway and a worker on this event loop."""
+"""Runs a whole server in one process: a manager, a gateway and a worker on the test's event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A real S3 server as a separate process: `rclone serve s3`."""
+"""Runs an S3 server as a separate process: `rclone serve s3`."""
 
 import socket
 import subprocess
@@ -16,7 +16,7 @@ BUCKET = "models"
 
 
 class S3Server:
-    """Use it as a context."""
+    """A context manager for the server."""
 
     def __init__(self, folder: Path, tls: TlsFiles = NO_FILES) -> None:
         (self.port,) = free_ports(1)

@@ -1,4 +1,4 @@
-"""Small models for real servers, and requests to them."""
+"""Makes small models for real servers, and requests to these models."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 from tests.chaos.repository import make_slow_network
 
 ROOT = Path(__file__).parent.parent
-# A command line in front of a server that makes it the first process of a namespace, as in a container.
+# A command that runs the server as the first process of a namespace, as in a container.
 PROCESS_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
 
 IDENTITY_TYPES = {
@@ -49,13 +49,13 @@ def floats_json(*numbers: float, rows: int = 1) -> dict[str, Any]:
 
 
 def log_lines(log: Path) -> list[dict[str, Any]]:
-    """Return the events in a server's log without its other output."""
+    """Return the structured events in a server's log, without other output."""
     lines = log.read_text(errors="replace").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def answered(response: pb.ModelInferResponse) -> list[float]:
-    """Return the numbers of `y`."""
+    """Return the numbers in the output `y`."""
     (raw,) = response.raw_output_contents
     return list(np.frombuffer(raw, np.float32).tolist())
 

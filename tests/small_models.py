@@ -1,4 +1,4 @@
-"""Small models: networks with weights that convert quickly, and files that are not models."""
+"""Makes small models: networks that convert quickly, and invalid models."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A gRPC server of the inference protocol in this process, whose answers a test writes itself."""
+"""Runs a gRPC server of the inference protocol in this process, whose answers the test provides."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""A block's runner with real threads and scripted engines."""
+"""The runner of a block with real threads, and with engines whose behaviour the test scripts."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,14 +68,14 @@ class Doubler:
 
 
 class Storyteller(Doubler):
-    """A ContextEngine that returns 2x, or streams x answers; on a negative number it fails after that many."""
+    """A ContextEngine that returns 2x, or streams x answers. If x is negative, it fails after |x| answers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.contexts: list[CallContext] = []
         self.story: list[str] = []  # calls to the model, in order
         self.made = 0  # answers
-        self.stopped = threading.Event()  # a stream has ended, any one
+        self.stopped = threading.Event()  # set when any stream has ended
         self.problem = ""
 
     def infer_with(
@@ -110,7 +110,7 @@ class Storyteller(Doubler):
 
 
 class RowsTask(TensorTask):
-    """A piece for each row of a request, none joined with another."""
+    """A task that makes a piece of each row of a request, and does not batch pieces."""
 
     def prepare(self, request: TaskRequest) -> Prepared:
         whole = super().prepare(request).pieces[0]
@@ -185,7 +185,7 @@ class Bed:
             self.answers[job.job_id] = outcome
 
     async def wait(self, count: int) -> None:
-        """Wait for this many last answers."""
+        """Wait until `count` requests have got their last answer."""
         await until(lambda: len(self.answers) >= count)
 
     def value(self, job_id: int) -> float:

@@ -1,4 +1,4 @@
-"""A small server of the protocol that sends text like blocks that generate it."""
+"""A small server of the inference protocol that sends generated text like a text-generation model."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +36,7 @@ def answer(
 
 @dataclass
 class Writer(rpc.GRPCInferenceServiceServicer):
-    """A server that generates text; the model selects how it behaves.
+    """A server that generates text; the requested model selects the server's behaviour.
 
     Model `m` writes; `silent` stops after its first part; `flaky` refuses its first request; `lost` fails after its
     first part.

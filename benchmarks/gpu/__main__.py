@@ -1,4 +1,4 @@
-"""`benchmarks/gpu/run`: one run with its figures and the measurements that they are computed from."""
+"""`benchmarks/gpu/run`: measures Penstock on a GPU, and writes figures and measurements."""
 
 import argparse
 import json
@@ -38,20 +38,20 @@ from penstock.core.errors import PenstockError
 from penstock.models.samples.texts import mixed, passages
 from penstock.telemetry.machine import describe_machine
 
-TEXTS = 3000  # all that ship
+TEXTS = 3000  # all texts of the package's samples
 CHECKED = 512
 ALONE_TOKENS = 64
 PARTS = ("text", "images")
-PRINTED = "-"  # in place of a file
+PRINTED = "-"  # in place of a file name
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The options of a run."""
+    """The options of a benchmark run on a GPU."""
 
     device: str
-    minilm: Path  # empty where nothing asks for texts
-    models: Path  # that ship
+    minilm: Path  # empty if no texts are measured
+    models: Path  # the shipped models
     folder: Path
     layouts: list[tuple[int, int]]  # gateways, workers
     callers: int
@@ -184,7 +184,7 @@ def _soak(order: Order, details: dict[str, Any]) -> list[SuiteFigure]:
 
 
 def _alone(order: Order) -> Any:
-    """Return a real passage with exactly this number of tokens."""
+    """Return a passage of the samples with exactly `ALONE_TOKENS` tokens."""
     texts = passages()
     lengths = map(len, token_ids(order.minilm, texts))
     chosen = [text for text, length in zip(texts, lengths, strict=True) if length == ALONE_TOKENS]

@@ -29,7 +29,7 @@ class Watch:
     def __init__(self, device: str) -> None:
         self._index = device.partition(":")[2] or "0"
         self._process: Any = None
-        self.busy = 0.0  # share of the time
+        self.busy = 0.0  # share of time
 
     def __enter__(self) -> Self:
         if shutil.which("nvidia-smi"):

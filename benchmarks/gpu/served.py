@@ -1,4 +1,4 @@
-"""Loads on a server whose models are on the GPU: texts, images, and a soak test that shows growth."""
+"""Runs loads on a server with models on the GPU: texts, images, and a soak test that measures memory growth."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,9 +41,11 @@ class ServedRate:
     rates: list[float] = field(default_factory=list)
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)  # share of the time that the GPU was
-    generator: list[float] = field(default_factory=list)  # share of its cores that the load generator used
-    cpu_s: list[dict[str, float]] = field(default_factory=list)  # a second, by role of the server's processes
+    busy: list[float] = field(default_factory=list)  # share of time in which the GPU was busy
+    generator: list[float] = field(default_factory=list)  # CPU share of the load generator
+    cpu_s: list[dict[str, float]] = field(
+        default_factory=list
+    )  # CPU seconds per second, by role of the server's processes
     refused: int = 0
 
     def add(self, outcome: WindowOutcome, items: int, busy: float, cpu_s: dict[str, float]) -> None:
@@ -100,7 +102,7 @@ class Load:
 
 
 def text_payloads(texts: Sequence[str], sizes: Sequence[int] = (TEXTS_A_REQUEST,)) -> list[Payload]:
-    """Return requests with every text once, of these sizes in turn; the last one is filled with the first texts."""
+    """Return requests that contain every text once, with `sizes` in turn. The first texts fill up the last request."""
     payloads: list[Payload] = []
     taken, endless, turns = 0, cycle(texts), cycle(sizes)
     while taken < len(texts):
@@ -144,11 +146,11 @@ class SoakSeries:
 
     device: str
     server: ServerProcess
-    rates: list[float] = field(default_factory=list)  # requests a second
+    rates: list[float] = field(default_factory=list)  # requests per second
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
     most_ms: list[float] = field(default_factory=list)
-    memory_mib: list[float] = field(default_factory=list)  # of the server's processes
+    memory_mib: list[float] = field(default_factory=list)  # memory of the server's processes
     device_mib: list[float] = field(default_factory=list)
     refused: int = 0
 

@@ -1,1 +1,1 @@
-"""Comparison of Penstock with its peers, each in its own venv, under the same load."""
+"""Compares Penstock with other inference servers ("peers"), each in its own venv, under equal loads."""

@@ -39,12 +39,14 @@ from penstock.telemetry.machine import describe_machine
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SETTINGS = HERE / "settings.json"
-QUICK = 0.5  # of the windows
+QUICK = 0.5  # length of the windows
 
 
 def main() -> int:
     options = _parse()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # or servers would be left behind
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # otherwise servers would continue to run
     servers, groups = _chosen(options.only)
     scale = options.scale * (QUICK if options.quick else 1.0)
     rounds = options.rounds or (1 if options.quick else 0)
@@ -70,15 +72,19 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/peers/run", description=__doc__)
     names = ", ".join([*SERVERS, *(group.name for group in GROUPS)])
-    parser.add_argument("--only", action="append", default=[], help=f"servers or groups, may repeat: {names}")
-    parser.add_argument("--quick", action="store_true", help="one round of half windows")
-    parser.add_argument("--rounds", type=int, help="rounds of every group")
-    parser.add_argument("--tune", action="store_true", help=f"search each server's best setting into {SETTINGS.name}")
-    parser.add_argument("--resume", action="store_true", help="go on with what the JSON file, or the search, has")
     parser.add_argument(
-        "--json", type=Path, default=ROOT / "bench-out" / "peers.json", help="all rounds are saved here"
+        "--only", action="append", default=[], help=f"servers or groups to measure, may be repeated: {names}"
     )
-    parser.add_argument("--markdown", type=Path, help="write the report here, too")
+    parser.add_argument("--quick", action="store_true", help="measure one round with windows of half the length")
+    parser.add_argument("--rounds", type=int, help="number of rounds of every group")
+    parser.add_argument("--tune", action="store_true", help=f"search each server's best setting into {SETTINGS.name}")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the results in the JSON file, or from the search"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / "bench-out" / "peers.json", help="file for the results of all rounds"
+    )
+    parser.add_argument("--markdown", type=Path, help="also write the report to this file")
     parser.add_argument("--settings", type=Path, default=SETTINGS, help=argparse.SUPPRESS)
     parser.add_argument("--scale", type=float, default=1.0, help=argparse.SUPPRESS)
     parser.add_argument("--callers", type=int, action="append", default=[], help=argparse.SUPPRESS)

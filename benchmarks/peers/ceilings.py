@@ -15,7 +15,7 @@ TEXTS = 512
 class Ceilings:
     def __init__(self, model: Path) -> None:
         self._model = model
-        self._schedules: dict[str, Schedule] = {}  # by load, sought once
+        self._schedules: dict[str, Schedule] = {}  # the best schedule by load, searched once
 
     def perform(self, turn: PeerTurn) -> Record:
         levels = {level.load: level for level in turn.group.levels}

@@ -1,4 +1,4 @@
-"""Checks of answers before measurements: a server's answers over its real protocol must equal the model's."""
+"""Checks a server's answers, over its real protocol, before measuring: they must match the model's answers."""
 
 import http.client
 import io
@@ -32,7 +32,7 @@ class References:
         self._found: dict[str, list[Any]] = {}
 
     def of(self, workload: str, items: Sequence[Item]) -> list[Any]:
-        """Return the right answers for a workload's items, which are always the same."""
+        """Return the right answers for a workload. `items` must not change between calls."""
         if workload not in self._found:
             self._found[workload] = self._compute(workload, items)
         return self._found[workload]
@@ -69,7 +69,7 @@ def check(
 
 
 def find_fault(workload: str, comparison: str, answer: Any, right: Any) -> str:
-    """Return how the answer differs too much from the right one, or an empty text."""
+    """Describe how the answer deviates from the right answer; empty if it is close enough."""
     if workload == NOOP:
         same = np.asarray(answer).dtype == np.float32 and np.asarray(answer).tobytes() == right.tobytes()
         return "" if same else "not the tensor that was sent"

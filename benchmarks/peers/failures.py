@@ -1,4 +1,4 @@
-"""Reasons why a peer is shown as failed; none of them ends the run.
+"""The reasons why a peer can fail; the run then continues with the other peers.
 
 PeerFailed
 ├── InstallFailed   its venv could not be made

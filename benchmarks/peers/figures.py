@@ -26,7 +26,7 @@ NAMED = {
 }
 
 
-OPEN = "open_p99_over_peer"  # at each share of the peak; and by itself the worst of them, each over its bar
+OPEN = "open_p99_over_peer"  # at each share of the peak rate
 
 
 @dataclass(frozen=True, slots=True)

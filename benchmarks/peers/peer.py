@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 HOST = "127.0.0.1"
-SHARED = Path(__file__).parent / "shared"  # what the peers' own processes import
+SHARED = Path(__file__).parent / "shared"  # code that the peers' own processes import
 # What is served. An item of each: a text, a JPEG file, a float32 array [1, 256].
 MINILM, SRCNN, NOOP = "minilm", "srcnn", "noop"
 # SAME: the same ONNX file on ONNX Runtime in FP32. BEST: whatever the server does best, within the accuracy asked for.
@@ -34,23 +34,23 @@ class Assets:
 class Setting:
     """One configuration of a server; the search measures all and keeps the best."""
 
-    name: str  # as the table shows it: "2 workers, 1 thread, no batching"
+    name: str  # the text in the table: "2 workers, 1 thread, no batching"
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The command that starts a server, and how to see that it is ready."""
+    """The command that starts a server, its addresses, and the URL that shows that it is ready."""
 
     command: Sequence[str]
-    environment: Mapping[str, str]  # added to the runner's own
+    environment: Mapping[str, str]  # added to the benchmark's environment
     targets: Mapping[str, str]  # protocol ("rest", "grpc") to host:port
-    ready_url: str  # answers 200 when the model can be called
-    stop_command: Sequence[str] = ()  # where the end of the process alone does not end the server
+    ready_url: str  # a URL that answers 200 when the model can be called
+    stop_command: Sequence[str] = ()  # needed if ending the process does not end the server
 
 
 class Peer(Protocol):
-    name: str  # its folder
+    name: str  # name of the peer's folder
     title: str  # "Ray Serve 2.60.0"
     grpc_method: str  # "/package.Service/Method"; empty where there is no gRPC
 
@@ -59,7 +59,7 @@ class Peer(Protocol):
         ...
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        """Return the candidates of the search; none if the server cannot take part, which `refusal` then explains."""
+        """Return the settings to try. If there are none, the server cannot take part, and `refusal` says why."""
         ...
 
     def refusal(self, workload: str, comparison: str) -> str:
@@ -93,7 +93,7 @@ def build_http_post(path: str, content_type: str, body: bytes) -> bytes:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different free ports; all are held until all are found."""
+    """Return different free ports."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports: list[int] = [each.getsockname()[1] for each in sockets]
     for each in sockets:

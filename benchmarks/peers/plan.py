@@ -13,12 +13,12 @@ CONCURRENCIES = (1, 8, 32, 64)
 MIXED, QUERIES, PHOTOS, TENSOR = "mixed", "queries", "photos", "tensor"
 # Of a peer's settings for BEST: those that its documentation offers, and those whose handler calls OpenVINO by hand.
 OFFERED, BY_HAND = "offered", "by hand"
-START_S, GENERATOR_S, CEILING_S = 12.0, 2.0, 20.0  # about, for the estimate of what is left
+START_S, GENERATOR_S, CEILING_S = 12.0, 2.0, 20.0  # approximate times, to estimate the remaining time
 
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """One window: its requests, and the number of callers or, with a share, the rate and the number of connections."""
+    """The load of one window: a number of callers or, if `share` is set, requests at a share of the peak rate."""
 
     load: str
     concurrency: int
@@ -50,7 +50,7 @@ class Group:
         return tuple(level for level in self.levels if level.share)
 
     def at_peak(self) -> "Group":
-        """Return the level that is measured before a rate is known."""
+        """Return the group without open loops, which is measured before the peak rate is known."""
         return replace(self, levels=tuple(level for level in self.levels if not level.share))
 
     def at_rates(self, peak: float) -> "Group":
@@ -59,15 +59,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A server in a group. Without a setting it is not started, because it cannot serve the workload here."""
+    """A server in a group of loads. Without a setting, it cannot serve the workload and is not started."""
 
     server: str
     title: str
     protocols: tuple[str, ...] = ()
     setting: Setting | None = None
     kind: str = ""  # OFFERED, BY_HAND, or empty where the two are not told apart
-    refusal: str = ""  # why it does not serve this
-    failure: str = ""  # why it cannot be had
+    refusal: str = ""  # why the server cannot serve the workload
+    failure: str = ""  # why the server could not be installed
 
     @property
     def setting_name(self) -> str:
@@ -77,7 +77,7 @@ class Contender:
 @dataclass(frozen=True, slots=True)
 class PeerTurn:
     group: Group
-    number: int  # of the round
+    number: int  # number of the round
     contender: Contender
 
     @property
@@ -108,7 +108,7 @@ _PHOTO = (
 )
 _TENSOR = tuple(LoadLevel(TENSOR, count, 2.5, 1.0) for count in CONCURRENCIES)
 SHARES = (0.5, 0.7, 0.9)
-OPEN_PEERS = 2  # the best
+OPEN_PEERS = 2  # the peers with the highest peaks
 _OPEN = (LoadLevel(MIXED, 32, 6.0, 2.0), *(LoadLevel(MIXED, 64, 12.0, 3.0, share) for share in SHARES))
 GROUPS = (
     Group("minilm", "Text, the same ONNX file on ONNX Runtime FP32", MINILM, SAME, _TEXT, 2, has_ceiling=True),
@@ -177,7 +177,7 @@ def _rounds(group: Group, numbers: range, contenders: Sequence[Contender]) -> li
 
 
 def is_done(turn: PeerTurn, records: Sequence[Record]) -> bool:
-    """Return whether the turn was measured already, or its contender never completed a turn of this group."""
+    """Return whether the turn needs no measurement: it was measured, or its contender fails in this group."""
     own = [record for record in records if record.key == turn.key]
     if any(record.number == turn.number for record in own):
         return True

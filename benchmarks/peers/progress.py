@@ -13,7 +13,7 @@ class Progress:
         self._left = list(turns)
         self._count = len(turns)
         self._started = time.monotonic()
-        self._planned_s = 0.0  # of what is done
+        self._planned_s = 0.0  # planned time of completed turns
 
     def add(self, turns: Sequence[PeerTurn]) -> None:
         self._left += turns

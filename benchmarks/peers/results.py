@@ -17,10 +17,10 @@ class WindowRow:
     rps: float
     p50_ms: float = 0.0
     p99_ms: float = 0.0
-    rejected: dict[str, int] = field(default_factory=dict)  # by status
+    rejected: dict[str, int] = field(default_factory=dict)  # number of rejected requests by status
     cpu_ms: float = 0.0  # of all the server's processes, a request
     memory_mib: float = 0.0
-    generator_share: float = 0.0  # of the one core that the load generator can use
+    generator_share: float = 0.0  # CPU share of the load generator's core
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Record:
     setting: str
     rows: list[WindowRow] = field(default_factory=list)
     failure: str = ""
-    refusal: str = ""  # it does not serve this, which is no failure
+    refusal: str = ""  # the server does not support the workload, which is no failure
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -54,7 +54,7 @@ class PeerResults:
         file.parent.mkdir(parents=True, exist_ok=True)
         whole = file.with_suffix(".part")
         whole.write_bytes(RESULTS.dump_json(self, indent=1) + b"\n")
-        whole.replace(file)  # an interrupted run leaves the turn before, not half a file
+        whole.replace(file)  # an interruption leaves the results of the previous turn
 
     @classmethod
     def load(cls, file: Path) -> "PeerResults":

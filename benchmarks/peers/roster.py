@@ -74,7 +74,7 @@ def _of(entrant: Entrant, group: Group, choice: Choice) -> list[Contender]:
     # measured once more: the group of the same file shows them.
     if "" not in by_kind and group.workload != SRCNN:
         by_kind.setdefault(OFFERED, []).extend(entrant.peer.settings(same.workload, same.comparison))
-    # All of them where protocols are what is compared, and for Penstock; else the one that the peer names first.
+    # Penstock uses all of its protocols; a peer only its fastest, unless the group compares protocols.
     is_every = (entrant.name == PENSTOCK and not group.open_levels) or group.workload == NOOP
     protocols = tuple(entrant.peer.protocols(group.workload)) if is_every else found[0].protocols
     return [

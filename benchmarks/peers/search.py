@@ -20,7 +20,7 @@ class Candidate:
     values: Mapping[str, Any]
     kind: str
     protocol: str
-    rps: list[float] = field(default_factory=list)  # one a round
+    rps: list[float] = field(default_factory=list)  # requests per second, one value per round
     p99_ms: list[float] = field(default_factory=list)
     failure: str = ""
     is_winner: bool = False
@@ -32,7 +32,7 @@ class Candidate:
     def is_of(self, setting: Setting | None) -> bool:
         if setting is None or self.setting != setting.name:
             return False
-        return bool(self.values == json.loads(json.dumps(setting.values)))  # as a file gives them back
+        return bool(self.values == json.loads(json.dumps(setting.values)))  # lists, as JSON files contain them
 
 
 CANDIDATES = TypeAdapter(dict[str, dict[str, list[Candidate]]])  # by group and server

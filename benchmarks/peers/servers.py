@@ -1,4 +1,4 @@
-"""The process of a peer's server: its start in a session of its own, its readiness, its memory and its end."""
+"""Starts a peer's server in its own process session, waits until it is ready, measures it and ends it."""
 
 import contextlib
 import http.client
@@ -21,7 +21,7 @@ START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
 STOP_COMMAND_TIMEOUT_S = 60.0
 POLL_S = 0.1
-MARK = "PEERS_BENCHMARK_RUN"  # in the environment of every process of one server
+MARK = "PEERS_BENCHMARK_RUN"  # environment variable that marks the processes of one server
 LOG_CHARACTERS = 400
 
 
@@ -32,7 +32,7 @@ class ServerUsage:
 
 
 class Server:
-    """A context manager for a server, which is ready inside and ends with all its processes."""
+    """A context manager that starts a server, waits until it is ready, and ends all its processes on exit."""
 
     def __init__(self, launch: Launch, folder: Path, timeout_s: float = START_TIMEOUT_S) -> None:
         self.launch = launch
@@ -78,7 +78,7 @@ class Server:
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
             status = self._process.poll()
-            # A launcher that is done well may have left its server in the background.
+            # A launcher that exits with status 0 may have left its server in the background.
             if status is not None and (status or not self.launch.stop_command):
                 raise StartFailed(f"ended with exit status {status} before it was ready: {self.log_tail()}")
             if is_ready(self.launch.ready_url):
@@ -87,7 +87,7 @@ class Server:
         raise StartFailed(f"not ready within {self._timeout_s:g} s: {self.log_tail()}")
 
     def _processes(self) -> list[psutil.Process]:
-        """Return the children, their session, and all processes with the mark, because servers detach processes."""
+        """Return all processes of the server: by parent, session or environment mark, because servers detach some."""
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self._process.pid).children(recursive=True):
                 self._known[process.pid] = process
@@ -104,7 +104,7 @@ class Server:
             return False
 
     def __exit__(self, *_: object) -> None:
-        self._processes()  # while they can still be told by their parents
+        self._processes()  # while their parents still identify them
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT_S)
@@ -133,5 +133,5 @@ def is_ready(url: str) -> bool:
     try:
         with opener.open(url, timeout=2) as answer:
             return bool(answer.status == 200)
-    except (OSError, http.client.HTTPException):  # refused, not yet 200, or half an answer
+    except (OSError, http.client.HTTPException):  # connection refused, another status, or an incomplete answer
         return False

@@ -1,4 +1,4 @@
-"""Runs turns: starts, checks, loads and stops a server, so that idle servers do not use the machine."""
+"""Runs turns: starts, checks, loads and stops one server at a time, so that only this server uses the machine."""
 
 import tempfile
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class Stage:
     def _window(self, turn: PeerTurn, peer: Peer, server: Server, level: LoadLevel, protocol: str) -> WindowRow:
         file = self._messages(peer, turn.group.workload, level.load, protocol)
         target = server.launch.targets[protocol]
-        # Arrivals are those of the round: the same for all who are held against each other.
+        # The seed is the round's number, so that all compared servers get equal arrival times.
         spec = LoadSpec(protocol, target, str(file), level.concurrency, peer.grpc_method, first=turn.number)
         with Generator(spec) as generator:
             before = server.usage()

@@ -7,7 +7,7 @@ from statistics import median
 from benchmarks.peers.results import Record, WindowRow
 from penstock.models.convert.speed import spread
 
-BUSY_GENERATOR = 0.7  # of its core: beyond it the generator may be what was measured
+BUSY_GENERATOR = 0.7  # CPU share above which the load generator itself may limit the figures
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The required results of a run: ratios of Penstock to the best peer, and their bars."""
+"""Compares Penstock with the best peer: ratios, and the required minimum ("bar") of each ratio."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from benchmarks.peers.summary import SummaryLine
 
 THROUGHPUT, P99 = "requests/s", "p99"
 ANY = "any"
-# Like with like, then each one's best. A stream is a row of its own in the tables: no peer has one.
+# Compare equal protocols, then the best protocol of each server. Only Penstock has streams.
 SCOPES = ("rest", "grpc", ANY)
 UNARY = ("rest", "grpc")
 

@@ -1,1 +1,1 @@
-"""`scripts/bench`: the server compared with its ceilings."""
+"""`scripts/bench`: compares the server with the highest rates that its engines can reach ("ceilings")."""

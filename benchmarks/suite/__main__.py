@@ -1,4 +1,4 @@
-"""`scripts/bench`: one run with one table and its figures."""
+"""`scripts/bench`: measures groups of loads, and prints a table and figures."""
 
 import argparse
 import json
@@ -92,7 +92,7 @@ GROUPS: dict[str, list[TableLoad]] = {
 }
 ONE_AT_A_TIME = Schedule(1, 2, 1)
 CEILING_TEXTS = 512
-PRINTED = "-"  # in place of a file
+PRINTED = "-"  # in place of a file name
 BASELINE = Path("benchmarks/baseline.json")
 
 
@@ -204,19 +204,27 @@ def _check(figures: Sequence[SuiteFigure]) -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="short windows: about a quarter of an hour")
+    parser.add_argument("--quick", action="store_true", help="use short windows; takes about a quarter of an hour")
     parser.add_argument(
-        "--json", nargs="?", const=PRINTED, metavar="FILE", help="the figures and all rounds, there or printed"
+        "--json",
+        nargs="?",
+        const=PRINTED,
+        metavar="FILE",
+        help="write the figures and all rounds to this file, or print them",
     )
-    parser.add_argument("--only", action="append", choices=list(GROUPS), help="one group of windows; may repeat")
     parser.add_argument(
-        "--check", action="store_true", help=f"fail where a ratio is worse than in {BASELINE} beyond noise"
+        "--only", action="append", choices=list(GROUPS), help="measure only this group; may be repeated"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help=f"fail if a ratio is worse than in {BASELINE} by more than noise"
     )
     parser.add_argument("--update-baseline", action="store_true", help=f"add this run to {BASELINE}")
     parser.add_argument(
-        "--before", default="HEAD", help="what `versions` compares with: a commit, or a folder with its sources"
+        "--before",
+        default="HEAD",
+        help="the version that group `versions` compares with: a commit, or a folder with sources",
     )
-    parser.add_argument("--models", type=Path, default=Path("models"), help="the repository that ships")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="model repository with the shipped models")
     return parser.parse_args()
 
 
@@ -231,7 +239,7 @@ def _measure_text(bench: Bench, model: Path, rounds: int, window_s: float) -> li
 
 
 def _engine_queries(model: Path, rounds: int, window_s: float) -> float:
-    """Return the gain of the bare engine from batching short queries, which is the most that a server can gain."""
+    """Return the bare engine's gain from batching short queries, which is the maximum for a server."""
     batched, single = EmbedCeiling(model, SCHEDULES[0]), EmbedCeiling(model, ONE_AT_A_TIME)
     texts = queries()[:CEILING_TEXTS]
     ratios = [batched.run(texts, window_s) / single.run(texts, window_s) for _ in range(rounds)]

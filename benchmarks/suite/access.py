@@ -26,7 +26,7 @@ from penstock.pb.v1.access_pb2 import CreateKeyRequest, DiscoverRequest, KeySpec
 from penstock.pb.v1.access_pb2_grpc import DirectStub
 
 GUARD_ROUNDS = 10
-CALLERS = 4  # of a server whose CPU is measured
+CALLERS = 4  # number of callers while the server's CPU time is measured
 WARM_UP = 300
 WAIT_S = 30.0
 Metadata = tuple[tuple[str, str], ...]
@@ -70,7 +70,7 @@ def _guard_cost(
 def _direct_share(
     gateway: grpc.Channel, key: Metadata, rounds: int, window_s: float, say: Callable[[str], None]
 ) -> SuiteFigure:
-    """Return the cost of a direct call as a share of the cost that routing adds to an endpoint."""
+    """Return the latency that a direct call adds, as a share of the latency that a routed call adds."""
     way: Any = DirectStub(gateway).Discover(DiscoverRequest(model=NOOP), metadata=key, timeout=WAIT_S)
     with grpc.insecure_channel(way.address) as worker:
         ways = {
@@ -97,7 +97,7 @@ def _bearer(shown: str) -> Metadata:
 
 
 def _until_asked(channel: grpc.Channel) -> None:
-    """Wait until requests without a key are refused."""
+    """Wait until the server refuses requests without a key."""
     end, ask = time.monotonic() + WAIT_S, _asks(channel, NOOP)
     while time.monotonic() < end:
         try:
@@ -141,7 +141,7 @@ def _warm_up(*asks: Ask) -> None:
 
 
 def _p50_ms(ask: Ask, window_s: float) -> float:
-    """Return the p50 of one caller."""
+    """Return the p50 latency of one caller."""
     took, end = [], time.perf_counter() + window_s
     while (began := time.perf_counter()) < end:
         ask()

@@ -12,7 +12,7 @@ from benchmarks.suite.figures import SuiteFigure
 from penstock.core.errors import ConfigError
 
 KEPT_RUNS = 7
-LEAST_NOISE = 0.03  # of a figure of which only one run is known
+LEAST_NOISE = 0.03  # assumed noise if only one run is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class BaselineVerdict:
     key: str
     value: float
     expected: float
-    noise: float  # how far apart two runs of the same code may be, as a share
+    noise: float  # difference between two runs of unchanged code, as a share
     is_ceiling: bool
 
     @property

@@ -21,7 +21,7 @@ FEW, MANY = 10, 1000
 IN_FLIGHT = 32  # the same traffic, whatever the number of workers
 CREDITS = 16
 KEYS = 10_000
-JOBS = 5000  # in a round
+JOBS = 5000  # jobs per round
 BLOCK = "blk-decisions"
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 

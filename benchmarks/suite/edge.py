@@ -1,4 +1,4 @@
-"""What the edge costs and gains: Envoy in front of gateways, gRPC's own server, and Triton's, with TLS and keys."""
+"""Compares gateways behind Envoy ("edge"), gateways without it, and Triton, with TLS and API keys."""
 
 import tempfile
 import urllib.request
@@ -26,7 +26,7 @@ from penstock.wire.credentials.client_tls import create_client_context
 from penstock.wire.credentials.tls_files import TlsFiles
 
 TEXT = "minilm"
-REPORTED = 0.0  # the bar of a figure that is only reported
+REPORTED = 0.0  # the bar of a figure without a requirement
 EDGE, DIRECT, TRITON = "edge", "direct", "triton"
 LOADS = (
     TableLoad("noop grpc c1", "grpc", "noop", NOOP, 1),
@@ -63,7 +63,7 @@ class SecuredServer(ServerRun):
 
 @dataclass(frozen=True, slots=True)
 class EdgeBed:
-    """Two servers that differ in their entrance only, and Triton if it is installed."""
+    """Two servers, with and without Envoy, and Triton if it is installed."""
 
     servers: dict[str, SecuredServer | TritonServer]
     folder: Path
@@ -89,7 +89,7 @@ class EdgeBed:
 def edge_figures(
     models: Path, rounds: int, window_s: float, warm_up_s: float, say: Callable[[str], None]
 ) -> tuple[list[SuiteFigure], dict[str, LoadRow]]:
-    """Measure both entrances in turns; `models` is the shipped repository."""
+    """Measure the servers with and without Envoy in turns. `models` is the shipped repository."""
     if (triton := find_triton()) is None:
         say(f"edge_noop_grpc_over_triton is omitted, because Triton is not installed ({INSTALL} installs it)")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, _bed(models, Path(name), triton) as bed:

@@ -11,7 +11,7 @@ from penstock.wire.credentials.tls_files import TlsFiles
 
 MODEL = NOOP
 INSTALL = "python -m benchmarks.peers --only triton"
-# Its fastest one for the no-op, by the search of the comparison of all servers.
+# Triton's fastest setting for the no-op, as found by benchmarks/peers.
 SETTING = Setting("1 instance, batches of 32", {**DEFAULTS, "batch": 32, "engine": "onnx"})
 
 
@@ -24,7 +24,7 @@ class TritonServer(Server):
     """Triton with the no-op model; use it as a context manager."""
 
     def __init__(self, python: Path, model: Path, folder: Path, files: TlsFiles) -> None:
-        """`model` is the folder with the no-op's model.onnx."""
+        """Prepare the server. `model` is the folder with the no-op's model.onnx."""
         folder.mkdir(parents=True)
         plain = PEER.launch(NOOP, SETTING, Assets(model, model, model, model), folder, python)
         tls = (f"--tls-cert={files.cert}", f"--tls-key={files.key}")

@@ -22,10 +22,10 @@ class TableLoad:
 
     name: str
     protocol: str  # grpc, stream, rest, echo
-    kind: str  # of payload
+    kind: str  # kind of payload
     model: str
     concurrency: int
-    rate_of: str = ""  # open loop at `rate_share` of what this contender reached
+    rate_of: str = ""  # open loop at `rate_share` of the rate that this contender reached
     rate_share: float = 0.7
 
 
@@ -66,7 +66,7 @@ class Bench:
             loads = {contender.name: stack.enter_context(self._load(contender)) for contender in contenders}
             between()
             for number in range(count):
-                # Every other round backwards: nobody always follows the same neighbour.
+                # Every other round runs backwards, so that no contender always follows the same one.
                 order = contenders if number % 2 == 0 else list(reversed(contenders))
                 for contender in order:
                     self._window(contender, loads[contender.name])

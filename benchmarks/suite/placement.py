@@ -18,7 +18,7 @@ POOL = "pool"
 PLACEMENTS = (INLINE, POOL)
 SETTINGS = {"worker": {"task_processes": 1}}
 NEIGHBOUR = "neighbour"
-COPY = "copy"  # upscales by a network that does nothing: all of its time is preparing and finishing
+COPY = "copy"  # an upscaling model with an empty network: only preparing and finishing take time
 # Name, model, kind of payload, callers.
 LOADS = (
     ("photos", "srcnn", "photos", 8),

@@ -28,7 +28,7 @@ SESSION_ROWS = 100
 DAYS = 10  # over which the rows of the large table are distributed
 WAITING_ROWS = 20_000  # that the load keeps in the buffer
 BATCH = 2000
-SPREAD = 0x9E3779B97F4A7C15F39CC0605CEDC835  # odd, so that no two numbers below 2^128 meet
+SPREAD = 0x9E3779B97F4A7C15F39CC0605CEDC835  # odd, so that multiples modulo 2^128 are unique
 QUERIES = 300
 # Durable writes; memory and write-ahead log as for a server that has to keep up.
 SETTINGS = ("fsync=on", "shared_buffers=1GB", "max_wal_size=8GB", "checkpoint_timeout=15min")
@@ -55,7 +55,7 @@ def request_log_figures(folder: Path, is_quick: bool, say: Say) -> list[SuiteFig
 
 def _request(number: int, session: int) -> InferRequest:
     packet = PacketFields(f"sess-{session}", number, time.time(), DATA)
-    request_id = f"{number * SPREAD % 2**128:032x}"  # in no order, like random ones
+    request_id = f"{number * SPREAD % 2**128:032x}"  # distributed like random ids
     return InferRequest("minilm", [], request_id=request_id, protocol="grpc", size_bytes=len(DATA), packet=packet)
 
 

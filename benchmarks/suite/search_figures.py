@@ -33,10 +33,10 @@ from penstock.models.convert.speed import spread
 from penstock.telemetry.metrics import SearchMetrics
 
 FEW, MANY = 10, 100_000
-FAMILIES = 100  # of models: a query for one family matches 1%
+FAMILIES = 100  # families of models: a query for one family matches 1% of the blocks
 CACHED_CALLS = 5000  # per round
 NEIGHBOUR_PAUSE_S = 0.001
-WORK_S = 0.001  # of a neighbour's request, somewhere else: in a worker
+WORK_S = 0.001  # time of another caller's request in a worker
 NEIGHBOUR_S = 1.0  # measured per round, without and with searches
 DIMENSIONS = 384
 MODEL = "minilm"
@@ -148,7 +148,7 @@ def _query(family: int) -> dict[str, Any]:
 
 
 async def _cached(search: BlockSearch, calls: int) -> float:
-    """Return the seconds of processor time per resolution of a session that was resolved before."""
+    """Return the CPU seconds to resolve a request of a session that was resolved before."""
     packet = PacketFields("sess-12345", query_parameters=orjson.dumps({"matchType": "block"}).decode())
     request = InferRequest("", [], packet=packet)
     await search.resolve(request, time.monotonic() + 60)
@@ -159,7 +159,7 @@ async def _cached(search: BlockSearch, calls: int) -> float:
 
 
 async def _filter(search: BlockSearch, number: int) -> float:
-    """Return the milliseconds of a query that no earlier one was equal to."""
+    """Return the milliseconds of a query that is not cached."""
     query = read_query(_query(number))
     start = time.perf_counter()
     found = await search.search(query, ANYBODY, RankingTurn("s"), 1)

@@ -24,7 +24,7 @@ from penstock.models.samples.noop import NOOP, write_noop
 from penstock.models.samples.texts import mixed
 
 ROOT = Path(__file__).parents[2]
-BAR = 0.95  # what two equal versions reach on a quiet machine
+BAR = 0.95  # ratio that two equal versions reach on a quiet machine
 NOW, BEFORE = "now", "before"
 VERSIONS = (NOW, BEFORE)
 LOADS = (  # name, protocol, payload, model, callers

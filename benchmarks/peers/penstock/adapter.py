@@ -1,4 +1,4 @@
-"""Penstock itself, started, loaded and checked like its peers."""
+"""Runs Penstock itself in the comparison, like its peers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ class PenstockPeer(oip.OipPeer):
     title = f"Penstock {version('penstock-serve')}"
 
     def protocols(self, workload: str) -> Sequence[str]:
-        # Streams spare what a call costs, which beside a photograph is nothing.
+        # Streams save the cost of a call, which is negligible for photographs.
         return ("rest", "grpc") if workload == SRCNN else ("rest", "grpc", "stream")
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
@@ -41,7 +41,7 @@ class PenstockPeer(oip.OipPeer):
         http, grpc = free_ports(2)
         command = [python, "-m", "penstock", "serve", "--models", folder / "models", "--data-dir", folder / "data"]
         command += ["--http-port", http, "--grpc-port", grpc, *setting.values.get("flags", ())]
-        return replace(oip.launch(command, workload, http, grpc), environment={})  # the runner's own
+        return replace(oip.launch(command, workload, http, grpc), environment={})  # the Python that runs this benchmark
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         return super().request(workload, "grpc" if protocol == "stream" else protocol, item)

@@ -60,7 +60,7 @@ def openvino_run(file: Path, threads: int) -> Any:
     has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16" if has_bf16 else "f32"}
     properties["NUM_STREAMS"] = 1
-    properties["ENABLE_CPU_PINNING"] = False  # or one-thread processes would all sit on the same core
+    properties["ENABLE_CPU_PINNING"] = False  # otherwise all one-thread processes would run on one core
     request = core.compile_model(str(file), "CPU", properties).create_infer_request()
     # Inputs are arrays that live until the answer is there: no copy in; the answer is the request's own memory.
     return lambda inputs: request.infer(inputs, share_inputs=True)[0].copy()

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Handler:
-    """A handler of a text to 384 float32, of a JPEG to a PNG, or of 256 float32 to themselves. Not thread-safe."""
+    """Converts a text to 384 float32, a JPEG to a PNG, or returns 256 float32 unchanged. Not thread-safe."""
 
     def __init__(self, workload: str, folder: str, engine: str = "onnx", threads: int = 1, alike: bool = False) -> None:
         self._many = {"minilm": self._embed, "srcnn": self._upscale, "noop": self._repeat}[workload]

@@ -21,7 +21,7 @@ class AnswerTimes:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A load of callers who wait for their answers or, without callers, of requests at given times."""
+    """A load of `callers` that wait for their answers or, if `callers` is 0, of requests at the times `due`."""
 
     prompts: Sequence[str]
     tokens: int
@@ -43,7 +43,7 @@ async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -
             if line.startswith(b"data: {"):
                 told.first = told.first or time.perf_counter() - began
             elif line.startswith(b"{") and (tokens := json.loads(line)["usage"]["completion_tokens"]) != asking.tokens:
-                raise RuntimeError(f"an answer of {tokens} tokens; {asking.tokens} were asked for")
+                raise RuntimeError(f"an answer has {tokens} tokens instead of {asking.tokens}")
         told.end = time.perf_counter() - began
         return told
 
@@ -57,7 +57,7 @@ async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -
 
 
 async def post(address: str, path: str, content: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    """Return the answer's lines; written by hand, because a client library would take CPU time from the engine."""
+    """Send a request; yield the answer's lines. Without a client library, which would take CPU time from the engine."""
     body = json.dumps(content).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n"
     reader, writer = await asyncio.open_connection(*address.split(":"))

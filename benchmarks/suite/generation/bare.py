@@ -2,7 +2,7 @@
 
     python -m benchmarks.suite.generation.bare <settings as JSON>
 
-No server, no wire: the pipeline as the served one is made, stepped by the only thread.
+The pipeline is made like that of a server, and one thread runs its steps.
 """
 
 import json
@@ -21,7 +21,7 @@ class BareEngine:
         self._runtime = GenaiRuntime(settings)
 
     def run(self, prompts: Sequence[str], tokens: int, callers: int, due: Sequence[float]) -> list[dict[str, float]]:
-        """Generate for callers who wait for their answers or, without callers, at given times."""
+        """Generate texts for `callers` that wait for their answers or, if `callers` is 0, at the times `due`."""
         config = openvino_genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
         running: dict[Any, tuple[dict[str, float], list[int]]] = {}
         found: list[dict[str, float]] = []

@@ -22,8 +22,8 @@ from penstock.models.folder import read_model_folder
 from penstock.models.samples.texts import mixed
 
 MODEL = "smollm2"
-TOKENS = 64  # of an answer
-ANSWERS = 3  # of each caller in a round
+TOKENS = 64  # tokens of an answer
+ANSWERS = 3  # answers per caller and round
 CALLERS = (1, 8, 16)
 TURNS = 2  # in a round, the second the other way round
 LLAMA_ROUNDS = 2
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 
 class Prompts:
-    """The prompts of a comparison: the same texts with a number of their own each, so that no prefix cache has them."""
+    """The prompts of a comparison. Each begins with a unique number, so that no prefix cache contains it."""
 
     def __init__(self) -> None:
         self._numbers = count(1000)
@@ -77,7 +77,7 @@ class LlamaRun(ChildProcess):
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The servers that are compared, which get the same requests in turns."""
+    """The compared servers and the bare engine, which get equal requests in turns."""
 
     engine: EngineRun
     served: str
@@ -85,7 +85,7 @@ class Ways:
     prompts: Prompts = field(default_factory=Prompts)
 
     def turn(self, callers: int, is_reversed: bool) -> dict[str, float]:
-        """Return tokens per second of each; measured right after one another, as the machine's speed changes."""
+        """Measure tokens per second of each server, directly after one another, as the machine's speed changes."""
         ways = ["engine", "whole", "streamed"]
         return self._tokens_per_s(ways[::-1] if is_reversed else ways, callers)
 
@@ -116,7 +116,7 @@ class Ways:
 def generation_figures(
     models: Path, folder: Path, rounds: int, say: Say
 ) -> tuple[list[SuiteFigure], dict[str, float | str]]:
-    """Return the figures, including those without a bar."""
+    """Measure generated text; return the figures, including those without a required minimum."""
     link_model(models / MODEL, folder / "models" / MODEL, residence={"load": "eager"})
     with (
         EngineRun(folder / "models" / MODEL) as engine,
@@ -151,7 +151,7 @@ def generation_figures(
 
 def _alternated(ways: Ways, turns: int) -> list[dict[int, dict[str, float]]]:
     for callers in CALLERS:
-        ways.turn(callers, is_reversed=False)  # not counted: the first of each takes longer
+        ways.turn(callers, is_reversed=False)  # not counted: the first answers take longer
     return [{callers: ways.turn(callers, is_reversed=turn % 2 == 1) for callers in CALLERS} for turn in range(turns)]
 
 
