@@ -34,7 +34,7 @@ class ClusterHosts(Hosts):
     def manager(self, host: int, models: Path, *flags: str) -> HostProcess:
         bind = ("--bind", self.address(host), "--insecure")
         process = self.role(host, "manager", "--models", str(models), *bind, *flags)
-        eventually(lambda: _said(process, "manager_started"), f"the manager manages: {process.log}", START_S)
+        eventually(lambda: _find_event(process, "manager_started"), f"the manager manages: {process.log}", START_S)
         return process
 
     def gateway(self, host: int, join: str, *flags: str) -> HostProcess:
@@ -80,11 +80,11 @@ def start_manager(models: Path, folder: Path, **environment: str) -> HostProcess
     command = [sys.executable, "-m", "penstock", "manager", "--models", str(models), "--bind", "127.0.0.1:0"]
     command += ["--data-dir", str(folder / "data"), "--health-port", "0", "--health-grpc-port", "0"]
     process = HostProcess(command, folder / "manager.log", environment)
-    eventually(lambda: _said(process, "manager_started"), f"the manager manages: {process.log}", START_S)
+    eventually(lambda: _find_event(process, "manager_started"), f"the manager manages: {process.log}", START_S)
     return process
 
 
-def _said(process: HostProcess, event: str) -> bool:
+def _find_event(process: HostProcess, event: str) -> bool:
     if not process.is_running():
         raise RuntimeError(f"it ended: {process.log.read_text(errors='replace')[-2000:]}")
     return bool(process.lines(event))

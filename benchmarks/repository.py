@@ -22,13 +22,13 @@ def link_model(source: Path, target: Path, weights: Path | None = None, **change
     (target / "1").symlink_to((weights or source / "1").resolve())
 
 
-def network_bytes(graph: onnx.GraphProto) -> bytes:
+def serialize_network(graph: onnx.GraphProto) -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     return bytes(model.SerializeToString())
 
 
 def write_network(folder: Path, graph: onnx.GraphProto, **settings: Any) -> None:
-    write_model(folder, "model.onnx", network_bytes(graph), **settings)
+    write_model(folder, "model.onnx", serialize_network(graph), **settings)
 
 
 def python_settings(name: str, output: str, datatype: str, shape: Sequence[int], **settings: Any) -> dict[str, Any]:

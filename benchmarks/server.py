@@ -26,7 +26,7 @@ STOP_S = 60.0
 BACK_S = 90.0  # timeout for a killed worker to be replaced
 
 
-def local_managers(data_dir: Path) -> list[str]:
+def find_local_managers(data_dir: Path) -> list[str]:
     """Return the sockets of the managers on this machine that have this data directory."""
     return [each.manager for each in list_running_servers() if each.data_dir == data_dir.absolute() and each.manager]
 
@@ -75,7 +75,7 @@ class ServerProcess(ServerRun):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise TimeoutError(f"the server did not end within {STOP_S:g} s: {self._last_words()}") from None
+            raise TimeoutError(f"the server did not end within {STOP_S:g} s: {self._read_log_end()}") from None
 
     def __exit__(self, *_: object) -> None:
         self.terminate()
@@ -183,5 +183,5 @@ class ServerProcess(ServerRun):
             found: dict[str, Any] = json.load(answer)
         return found
 
-    def _last_words(self) -> str:
+    def _read_log_end(self) -> str:
         return "\n".join(["", *self.log.read_text(errors="replace").splitlines()[-30:]])

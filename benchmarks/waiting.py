@@ -4,30 +4,30 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 
-IT = "what was waited for"
+DEFAULT_DESCRIPTION = "what was waited for"
 
 
-def eventually(is_true: Callable[[], object], what: str = IT, within_s: float = 30.0) -> None:
-    for period_s in _periods(what, within_s, 0.05):
+def eventually(is_true: Callable[[], object], what: str = DEFAULT_DESCRIPTION, within_s: float = 30.0) -> None:
+    for period_s in _generate_pauses(what, within_s, 0.05):
         if is_true():
             return
         time.sleep(period_s)
 
 
-async def until(is_true: Callable[[], object], what: str = IT, within_s: float = 30.0) -> None:
+async def until(is_true: Callable[[], object], what: str = DEFAULT_DESCRIPTION, within_s: float = 30.0) -> None:
     """Wait until `is_true`, which is called in the event loop and must not block."""
-    for period_s in _periods(what, within_s, 0.005):
+    for period_s in _generate_pauses(what, within_s, 0.005):
         if is_true():
             return
         await asyncio.sleep(period_s)
 
 
-async def until_seen(is_true: Callable[[], object], what: str = IT, within_s: float = 30.0) -> None:
+async def until_seen(is_true: Callable[[], object], what: str = DEFAULT_DESCRIPTION, within_s: float = 30.0) -> None:
     """Wait until `is_true`, which is called in a thread because it may ask a server."""
     await asyncio.to_thread(eventually, is_true, what, within_s)
 
 
-def _periods(what: str, within_s: float, longest_s: float) -> Iterator[float]:
+def _generate_pauses(what: str, within_s: float, longest_s: float) -> Iterator[float]:
     """Yield pauses between checks, short ones first because many conditions become true soon."""
     end = time.monotonic() + within_s
     period_s = 0.001

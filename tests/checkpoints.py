@@ -36,7 +36,7 @@ def save_classifier(folder: Path, labels: Sequence[str], seed: int = 7, **config
     return folder
 
 
-def reference_logits(folder: Path, *texts: Sequence[str], max_length: int = 512) -> Array:
+def compute_reference_logits(folder: Path, *texts: Sequence[str], max_length: int = 512) -> Array:
     """Return transformers' own logits of texts or pairs of texts, each computed alone."""
     import torch
     from transformers import BertForSequenceClassification, PreTrainedTokenizerFast

@@ -21,7 +21,7 @@ Numbers = NDArray[np.float64]
 
 
 @cache
-def trained() -> tuple[LogisticRegression, Numbers, NDArray[np.int64]]:
+def train_classifier() -> tuple[LogisticRegression, Numbers, NDArray[np.int64]]:
     """Return a classifier of values from 0 to 1, digits that it was not trained on, and their labels."""
     digits = load_digits()
     pixels = np.round(digits.data * 255 / 16) / 255  # values of an 8-bit image
@@ -36,9 +36,9 @@ def png(pixels: Numbers, mode: str = "L") -> bytes:
     return file.getvalue()
 
 
-def digits_graph(shape: Sequence[int | str], classes: int | str = 10) -> onnx.GraphProto:
+def make_digits_graph(shape: Sequence[int | str], classes: int | str = 10) -> onnx.GraphProto:
     """Return a network: `pixels` FP32 of that shape to `logits`; channels last or first."""
-    model, *_ = trained()
+    model, *_ = train_classifier()
     constants = [
         numpy_helper.from_array(model.coef_.astype(np.float32), "weights"),
         numpy_helper.from_array(model.intercept_.astype(np.float32), "bias"),
@@ -57,7 +57,7 @@ def digits_graph(shape: Sequence[int | str], classes: int | str = 10) -> onnx.Gr
 
 def write_digits(repository: Path, name: str, shape: Sequence[int | str], settings: str = GRAY) -> Path:
     """Write a classifier of digits and return its version's folder."""
-    write_model(repository, name, digits_graph(shape))
+    write_model(repository, name, make_digits_graph(shape))
     (repository / name / "model.yaml").write_text(f"task: classify\n{settings}")
     (repository / name / "1" / "labels.txt").write_text("".join(f"{label}\n" for label in NAMES))
     return repository / name / "1"

@@ -6,7 +6,7 @@ from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import job_messages
 
 
-class Heard:
+class ReceivedMessages:
     def __init__(self) -> None:
         self.received: list[tuple[str, pb.Header, list[Buffer]]] = []
 

@@ -45,8 +45,8 @@ CALL = b"".join(
 async def send_bomb(port: int, budget_bytes: int, host: str = "127.0.0.1", padding: int = 0) -> bool:
     """Send headers of `budget_bytes` in all on one connection; return whether the server closed the connection.
 
-    `padding` is the number of harmless frames behind each frame of headers. They raise the number of sent bytes, and so hide
-    how much memory each sent byte costs the server.
+    `padding` is the number of harmless frames behind each frame of headers, which raise the number of sent bytes and so
+    hide how much memory the headers cost the server.
     """
     reader, writer = await asyncio.open_connection(host, port)
     ended = asyncio.ensure_future(_read_all(reader))

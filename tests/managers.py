@@ -37,6 +37,6 @@ def administration(manager: Manager) -> AddService:
     return partial(add_ClusterServicer_to_server, service)
 
 
-def block_views(manager: Manager) -> list[BlockView]:
+def list_block_views(manager: Manager) -> list[BlockView]:
     """Return the blocks as gateways see them."""
     return manager.control.term.publisher.list_blocks()

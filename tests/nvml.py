@@ -31,7 +31,7 @@ u nvmlDeviceGetComputeRunningProcesses_v3(void *gpu, u *count, process *found) {
 """
 
 
-def stub_environment(folder: Path) -> dict[str, str]:
+def make_stub_environment(folder: Path) -> dict[str, str]:
     """Return the environment of a process that finds the stub as its driver; without a compiler it is empty."""
     if not HAS_COMPILER:
         return {}

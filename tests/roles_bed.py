@@ -25,7 +25,7 @@ from penstock.wire.leader_connection import FixedLeader, LeaderClient
 from penstock.wire.manager_connection import ManagerConnection
 from penstock.wire.zmq_endpoints import Endpoint
 from penstock.worker.loop import Worker
-from tests.managers import block_views, make_manager
+from tests.managers import list_block_views, make_manager
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ async def roles_running(
         stop = asyncio.Event()
         worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces, ModelSources(config))
         running = asyncio.create_task(worker.run(stop))
-        await manager.control.wait_until(lambda: all(view.state is BlockState.READY for view in block_views(manager)))
+        await manager.control.wait_until(
+            lambda: all(view.state is BlockState.READY for view in list_block_views(manager))
+        )
         await gateway.catch_up(10.0)
         yield RunningRoles(gateway, endpoints, f"{config.host}:{port}", f"{config.host}:{http.getsockname()[1]}")
         stop.set()

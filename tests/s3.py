@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from benchmarks.waiting import eventually
 from penstock.core.config import S3Settings
 from penstock.wire.credentials.tls_files import NO_FILES, TlsFiles
@@ -19,7 +19,7 @@ class S3Server:
     """A context manager for the server."""
 
     def __init__(self, folder: Path, tls: TlsFiles = NO_FILES) -> None:
-        (self.port,) = free_ports(1)
+        (self.port,) = find_free_ports(1)
         self.folder = folder
         self._tls = tls
         self.settings = S3Settings(
@@ -43,7 +43,7 @@ class S3Server:
             command += ["--cert", self._tls.cert, "--key", self._tls.key]
         with self.folder.with_suffix(".log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        eventually(self._answers, "rclone answers", START_S)
+        eventually(self._is_answering, "rclone answers", START_S)
 
     def kill(self) -> None:
         process, self._process = self._process, None
@@ -51,7 +51,7 @@ class S3Server:
             process.kill()
             process.wait()
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return True

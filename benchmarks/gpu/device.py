@@ -11,11 +11,11 @@ PERIOD_MS = 250
 QUERY = "utilization.gpu,memory.used"
 
 
-def device_name(device: str) -> str:
+def get_device_name(device: str) -> str:
     return str(torch.cuda.get_device_name(device)) if device.startswith("cuda") else "none"
 
 
-def used_mib(device: str) -> float:
+def measure_used_mib(device: str) -> float:
     """Return the memory that all processes use; 0 without a GPU."""
     if not device.startswith("cuda"):
         return 0.0
@@ -23,7 +23,7 @@ def used_mib(device: str) -> float:
     return float((total - free) / 2**20)
 
 
-class Watch:
+class GpuWatch:
     """A context manager that measures how busy the GPU was, if nvidia-smi is installed."""
 
     def __init__(self, device: str) -> None:

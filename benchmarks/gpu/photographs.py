@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 960, 540  # of requests; answers are twice as wide and high
 QUALITY = 90
 
 
-def mosaics() -> list[bytes]:
+def make_mosaics() -> list[bytes]:
     """Return as many JPEG files as there are photographs; each starts with a different photograph."""
     small = [Image.open(BytesIO(file)).convert("RGB") for file in photos()]
     found = []

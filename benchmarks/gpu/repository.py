@@ -26,7 +26,7 @@ def link_minilm(given: Path | None, target: Path) -> None:
         (target / module["path"]).mkdir(exist_ok=True)
 
 
-def precision_on(device: str) -> str:
+def choose_precision(device: str) -> str:
     return PRECISIONS.get(device.partition(":")[0], "fp32")
 
 
@@ -50,7 +50,7 @@ def write_srcnn(repository: Path, source: Path, device: str, changes: Settings) 
 
 
 def _write(folder: Path, settings: dict[str, Any], device: str, changes: Settings) -> None:
-    settings |= {"engine": "torch", "precision": precision_on(device)}
+    settings |= {"engine": "torch", "precision": choose_precision(device)}
     settings["instances"] |= {"device": device}
     for key, value in changes.items():
         settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.device import Watch, used_mib
+from benchmarks.gpu.device import GpuWatch, measure_used_mib
 from benchmarks.gpu.repository import MINILM, SRCNN
 from benchmarks.server import ServerProcess
 from penstock.client import Client
@@ -19,7 +19,7 @@ from penstock.experiments.load.generator import Generator
 from penstock.experiments.load.load_process import LoadSpec, Window, WindowOutcome, write_messages
 from penstock.experiments.load.payloads import Payload, build_column_payloads, encode
 
-TEXTS_A_REQUEST = 64
+TEXTS_PER_REQUEST = 64
 SIZES = (1, 64, 4, 16, 1, 32, 8, 64)  # texts of a request of the soak, one after another
 WARM_UP_S = 2.0
 SOAK_WINDOW_S = 5.0
@@ -85,7 +85,7 @@ class Load:
 
     def window(self, seconds: float, device: str, items: int, into: ServedRate) -> None:
         before = self._server.cpu_s()
-        with Watch(device) as watch:
+        with GpuWatch(device) as watch:
             outcome = self._generator.run(Window(seconds, self._callers.count, 0.0, WARM_UP_S))
         after = self._server.cpu_s()
         into.add(outcome, items, watch.busy, {role: after[role] - before[role] for role in after})
@@ -101,7 +101,7 @@ class Load:
         self._generator.run_until(Window(SOAK_WINDOW_S, self._callers.count, 0.0, WARM_UP_S, windows), seen)
 
 
-def text_payloads(texts: Sequence[str], sizes: Sequence[int] = (TEXTS_A_REQUEST,)) -> list[Payload]:
+def make_text_payloads(texts: Sequence[str], sizes: Sequence[int] = (TEXTS_PER_REQUEST,)) -> list[Payload]:
     """Return requests that contain every text once, with `sizes` in turn. The first texts fill up the last request."""
     payloads: list[Payload] = []
     taken, endless, turns = 0, cycle(texts), cycle(sizes)
@@ -111,7 +111,7 @@ def text_payloads(texts: Sequence[str], sizes: Sequence[int] = (TEXTS_A_REQUEST,
     return payloads
 
 
-def image_payloads(files: Sequence[bytes]) -> list[Payload]:
+def make_image_payloads(files: Sequence[bytes]) -> list[Payload]:
     return build_column_payloads(SRCNN, {"image": list(files)}, 1)
 
 
@@ -123,19 +123,19 @@ def serving(models: Path, folder: Path, layout: tuple[int, int], settings: dict[
         yield server
 
 
-def least_cosine(server: ServerProcess, texts: Sequence[str], expected: Array) -> float:
+def compute_least_cosine(server: ServerProcess, texts: Sequence[str], expected: Array) -> float:
     with Client(server.grpc) as client:
         found = np.concatenate(
             [
-                client.embed(texts[start : start + TEXTS_A_REQUEST], MINILM, 60.0)
-                for start in range(0, len(texts), TEXTS_A_REQUEST)
+                client.embed(texts[start : start + TEXTS_PER_REQUEST], MINILM, 60.0)
+                for start in range(0, len(texts), TEXTS_PER_REQUEST)
             ]
         )
     norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     return float(((found * expected).sum(axis=1) / norms).min())
 
 
-def upscaled(server: ServerProcess, files: Sequence[bytes]) -> list[bytes]:
+def upscale_files(server: ServerProcess, files: Sequence[bytes]) -> list[bytes]:
     with Client(server.grpc) as client:
         return [client.upscale(file, SRCNN, 60.0) for file in files[:CHECKED_IMAGES]]
 
@@ -159,7 +159,7 @@ class SoakSeries:
         for into, percent in ((self.p50_ms, 50), (self.p99_ms, 99), (self.most_ms, 100)):
             into.append(outcome.latencies.percentile_ms(percent))
         self.memory_mib.append(self.server.rss_bytes() / 2**20)
-        self.device_mib.append(used_mib(self.device))
+        self.device_mib.append(measure_used_mib(self.device))
         self.refused += sum(outcome.rejected.values())
 
     def as_dict(self) -> dict[str, Any]:

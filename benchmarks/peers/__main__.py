@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.peers import roster
 from benchmarks.peers.ceilings import Ceilings
 from benchmarks.peers.checks import References
-from benchmarks.peers.figures import named_figures
+from benchmarks.peers.figures import compute_named_figures
 from benchmarks.peers.items import find_assets
 from benchmarks.peers.plan import (
     CEILING,
@@ -22,9 +22,9 @@ from benchmarks.peers.plan import (
     PeerTurn,
     is_done,
     keep,
-    open_turns,
-    search_group,
-    turns,
+    make_search_group,
+    plan_open_turns,
+    plan_turns,
 )
 from benchmarks.peers.progress import Progress
 from benchmarks.peers.results import PeerResults
@@ -47,14 +47,14 @@ def main() -> int:
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
     )  # otherwise servers would continue to run
-    servers, groups = _chosen(options.only)
+    servers, groups = _choose(options.only)
     scale = options.scale * (QUICK if options.quick else 1.0)
     rounds = options.rounds or (1 if options.quick else 0)
-    groups = [_fit(group, scale, rounds, options.callers) for group in groups]
+    groups = [_fit_group(group, scale, rounds, options.callers) for group in groups]
     # The peers' handlers find each other here by their bare names; so does the reference.
     sys.path.insert(0, str(HERE / "shared"))
     assets = find_assets(ROOT)
-    entrants = {name: roster.enter(name) for name in servers}
+    entrants = {name: roster.load_entrant(name) for name in servers}
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         stage = Stage(assets, References(assets), Path(folder))
         if options.tune:
@@ -91,7 +91,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _chosen(only: Sequence[str]) -> tuple[list[str], list[Group]]:
+def _choose(only: Sequence[str]) -> tuple[list[str], list[Group]]:
     """Return the chosen servers and groups; all if none is named."""
     names = [name for part in only for name in part.split(",") if name]
     known = {*SERVERS, *(group.name for group in GROUPS)}
@@ -102,7 +102,7 @@ def _chosen(only: Sequence[str]) -> tuple[list[str], list[Group]]:
     return servers, groups
 
 
-def _fit(group: Group, scale: float, rounds: int, callers: Sequence[int]) -> Group:
+def _fit_group(group: Group, scale: float, rounds: int, callers: Sequence[int]) -> Group:
     levels = tuple(level.scaled(scale) for level in group.levels if level.concurrency in (callers or CONCURRENCIES))
     return replace(group, levels=levels, rounds=rounds or group.rounds)
 
@@ -116,10 +116,12 @@ def _measure(
     options: argparse.Namespace,
 ) -> PeerResults:
     choice = Choice.load(options.settings)
-    planned = turns(groups, {group.name: roster.contenders(group, list(entrants.values()), choice) for group in groups})
-    results = _results(options, scale, planned)
+    planned = plan_turns(
+        groups, {group.name: roster.contenders(group, list(entrants.values()), choice) for group in groups}
+    )
+    results = _load_results(options, scale, planned)
     progress = Progress(planned)
-    for turn in _with_open(groups, planned, results, progress):
+    for turn in _add_open_turns(groups, planned, results, progress):
         if is_done(turn, results.records):
             progress.end(turn, None)
             continue
@@ -127,24 +129,24 @@ def _measure(
         server = turn.contender.server
         record = ceilings.perform(turn) if server == CEILING else stage.perform(turn, entrants[server])
         results.records.append(record)
-        results.figures = {key: found.value for key, found in named_figures(summarize(results.records)).items()}
+        results.figures = {key: found.value for key, found in compute_named_figures(summarize(results.records)).items()}
         results.processors = {name: processors() for name in results.figures}
         results.save(options.json)
         progress.end(turn, record)
     return results
 
 
-def _with_open(
+def _add_open_turns(
     groups: Sequence[Group], planned: Sequence[PeerTurn], results: PeerResults, progress: Progress
 ) -> Iterator[PeerTurn]:
     """Return the planned turns, followed by the turns that depend on their results."""
     yield from planned
-    following = open_turns(groups, planned, results.records)
+    following = plan_open_turns(groups, planned, results.records)
     progress.add(following)
     yield from following
 
 
-def _results(options: argparse.Namespace, scale: float, planned: Sequence[PeerTurn]) -> PeerResults:
+def _load_results(options: argparse.Namespace, scale: float, planned: Sequence[PeerTurn]) -> PeerResults:
     file = options.json
     if options.resume and file.exists():
         found = PeerResults.load(file)
@@ -168,8 +170,8 @@ def _tune(
             kept = [one for one in candidates if options.resume and choice.has(group.name, one, rounds)]
             choice.forget(group.name, name, kept)
             found[name] = [one for one in candidates if one not in kept]
-        once = replace(search_group(group), rounds=rounds)
-        planned += turns([once], {group.name: [one for candidates in found.values() for one in candidates]})
+        once = replace(make_search_group(group), rounds=rounds)
+        planned += plan_turns([once], {group.name: [one for candidates in found.values() for one in candidates]})
     progress = Progress(planned)
     for turn in planned:
         progress.begin(turn)

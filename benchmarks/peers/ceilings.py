@@ -4,10 +4,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.peers.items import items
+from benchmarks.peers.items import list_items
 from benchmarks.peers.plan import LoadLevel, PeerTurn
 from benchmarks.peers.results import Record, WindowRow
-from benchmarks.suite.ceiling import Schedule, best_schedule, warm_rate
+from benchmarks.suite.ceiling import Schedule, find_best_schedule, measure_warm_rate
 
 TEXTS = 512
 
@@ -22,8 +22,8 @@ class Ceilings:
         return turn.record([WindowRow(load, "", 0, self._rps(level)) for load, level in levels.items()])
 
     def _rps(self, level: LoadLevel) -> float:
-        texts = items(level.load)[:TEXTS]
+        texts = list_items(level.load)[:TEXTS]
         if level.load not in self._schedules:
             say = partial(print, file=sys.stderr, flush=True)
-            self._schedules[level.load] = best_schedule(self._model, texts, level.seconds / 2, say)
-        return warm_rate(self._model, self._schedules[level.load], texts, level.seconds)
+            self._schedules[level.load] = find_best_schedule(self._model, texts, level.seconds / 2, say)
+        return measure_warm_rate(self._model, self._schedules[level.load], texts, level.seconds)

@@ -32,7 +32,7 @@ class References:
         self._found: dict[str, list[Any]] = {}
 
     def of(self, workload: str, items: Sequence[Item]) -> list[Any]:
-        """Return the right answers for a workload. `items` must not change between calls."""
+        """Return the right answers for a workload. `list_items` must not change between calls."""
         if workload not in self._found:
             self._found[workload] = self._compute(workload, items)
         return self._found[workload]
@@ -55,7 +55,7 @@ def check(
     """
     protocol, target = call
     requests = [peer.request(workload, protocol, item) for item in items]
-    with _caller(protocol, target, peer.grpc_method) as send:
+    with _make_caller(protocol, target, peer.grpc_method) as send:
         alone = [send(request) for request in requests]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             count = -(-AT_ONCE // len(requests))
@@ -74,7 +74,7 @@ def find_fault(workload: str, comparison: str, answer: Any, right: Any) -> str:
         same = np.asarray(answer).dtype == np.float32 and np.asarray(answer).tobytes() == right.tobytes()
         return "" if same else "not the tensor that was sent"
     if workload == SRCNN:
-        return _pixel_fault(answer, right, PIXEL[comparison])
+        return _find_pixel_fault(answer, right, PIXEL[comparison])
     vector = np.asarray(answer)
     if vector.shape != right.shape:
         return f"shape {vector.shape}, not {right.shape}"
@@ -82,16 +82,20 @@ def find_fault(workload: str, comparison: str, answer: Any, right: Any) -> str:
     return "" if cosine >= COSINE[comparison] else f"cosine {cosine:.6f} to the reference, below {COSINE[comparison]}"
 
 
-def _pixel_fault(answer: bytes, right: bytes, most: int) -> str:
+def _find_pixel_fault(answer: bytes, right: bytes, max_difference: int) -> str:
     found, wanted = (np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), np.int16) for png in (answer, right))
     if found.shape != wanted.shape:
         return f"an image of shape {found.shape}, not {wanted.shape}"
     furthest = int(np.abs(found - wanted).max())
-    return "" if furthest <= most else f"a pixel is {furthest}/255 from the reference, more than {most}/255"
+    return (
+        ""
+        if furthest <= max_difference
+        else f"a pixel is {furthest}/255 from the reference, more than {max_difference}/255"
+    )
 
 
 @contextmanager
-def _caller(protocol: str, target: str, grpc_method: str) -> Iterator[Callable[[bytes], bytes]]:
+def _make_caller(protocol: str, target: str, grpc_method: str) -> Iterator[Callable[[bytes], bytes]]:
     """Return a function that sends the bytes that the load generator sends, and returns the body of the answer."""
     if protocol == "rest":
         yield partial(_call_http, target)

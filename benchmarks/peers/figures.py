@@ -36,12 +36,12 @@ class NamedFigure:
     is_ceiling: bool = False
 
 
-def named_figures(lines: Sequence[SummaryLine]) -> dict[str, NamedFigure]:
+def compute_named_figures(lines: Sequence[SummaryLine]) -> dict[str, NamedFigure]:
     """Return the figures whose parts were measured."""
     found = {
         key: NamedFigure(value, ratio.bar)
         for key, ratio in NAMED.items()
-        if (value := _ratio(lines, ratio)) is not None
+        if (value := _compute_ratio(lines, ratio)) is not None
     }
     return found | _open_figures(lines)
 
@@ -59,7 +59,7 @@ def _open_figures(lines: Sequence[SummaryLine]) -> dict[str, NamedFigure]:
     return found
 
 
-def _ratio(lines: Sequence[SummaryLine], ratio: NamedRatio) -> float | None:
+def _compute_ratio(lines: Sequence[SummaryLine], ratio: NamedRatio) -> float | None:
     window = (ratio.group, ratio.load, ratio.callers, ratio.protocol)
     found = [line for line in lines if (line.group, line.load, line.concurrency, line.protocol) == window]
     ours = [line.rps for line in found if line.server == PENSTOCK]

@@ -27,7 +27,7 @@ def find_assets(root: Path) -> Assets:
     )
 
 
-def items(load: str) -> Sequence[Item]:
+def list_items(load: str) -> Sequence[Item]:
     if load == TENSOR:
         return [np.random.default_rng(0).random((1, 256), dtype=np.float32)]
     if load == PHOTOS:
@@ -35,9 +35,9 @@ def items(load: str) -> Sequence[Item]:
     return {MIXED: lambda: mixed(TEXTS, 0), QUERIES: queries}[load]()
 
 
-def checked_items(load: str) -> Sequence[Item]:
+def list_checked_items(load: str) -> Sequence[Item]:
     """Return a few items whose answers are checked; short and long texts alternate, so that batches are padded."""
     if load not in (MIXED, QUERIES):
-        return items(load)[:CHECKED_PHOTOS]
+        return list_items(load)[:CHECKED_PHOTOS]
     pairs = zip(queries()[: CHECKED_TEXTS // 2], passages()[: CHECKED_TEXTS // 2], strict=True)
     return [text for pair in pairs for text in pair]

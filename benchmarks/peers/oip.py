@@ -19,7 +19,7 @@ from benchmarks.peers.peer import (
     Peer,
     Setting,
     build_http_post,
-    numbers_of,
+    decode_numbers,
 )
 from penstock.core.tensors import Tensor, pack_bytes
 from penstock.experiments.load.drivers import INFER
@@ -35,7 +35,7 @@ SENT = {
 }
 
 
-def json_request(workload: str, data: list[Any], **parameters: Any) -> bytes:
+def make_json_request(workload: str, data: list[Any], **parameters: Any) -> bytes:
     """Return a JSON request, for servers or tensors without binary REST."""
     tensor = {**dict(zip(("name", "datatype", "shape"), SENT[workload], strict=True)), "data": data}
     body = json.dumps({"inputs": [tensor], **({"parameters": parameters} if parameters else {})}).encode()
@@ -44,7 +44,7 @@ def json_request(workload: str, data: list[Any], **parameters: Any) -> bytes:
 
 def value(workload: str, raw: bytes) -> Any:
     """Return the value of an element; SRCNN's follows the element's length."""
-    return raw[4:] if workload == SRCNN else numbers_of(workload, raw)
+    return raw[4:] if workload == SRCNN else decode_numbers(workload, raw)
 
 
 class OipPeer(Peer):

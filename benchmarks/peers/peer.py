@@ -81,7 +81,7 @@ class Peer(Protocol):
         ...
 
 
-def numbers_of(workload: str, raw: bytes) -> Any:
+def decode_numbers(workload: str, raw: bytes) -> Any:
     """Return the array in the result of `answer`."""
     return np.frombuffer(raw, np.float32).reshape((1, 256) if workload == NOOP else -1)
 
@@ -92,7 +92,7 @@ def build_http_post(path: str, content_type: str, body: bytes) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def free_ports(count: int) -> list[int]:
+def find_free_ports(count: int) -> list[int]:
     """Return different free ports."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports: list[int] = [each.getsockname()[1] for each in sockets]

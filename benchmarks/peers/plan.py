@@ -123,7 +123,7 @@ SEARCH_CONCURRENCY = {MINILM: 32, SRCNN: 8, NOOP: 32}
 BEST_WARM_UP = 3.0  # times
 
 
-def search_group(group: Group) -> Group:
+def make_search_group(group: Group) -> Group:
     level = next(level for level in group.levels if level.concurrency == SEARCH_CONCURRENCY[group.workload])
     if group.comparison == BEST:
         # OpenVINO prepares each shape that it has not seen; in the whole run the windows before this one do that.
@@ -131,18 +131,18 @@ def search_group(group: Group) -> Group:
     return replace(group, levels=(level,), rounds=1, has_ceiling=False)
 
 
-def same_group(group: Group) -> Group:
+def find_same_group(group: Group) -> Group:
     """Return the group that measures this workload with the same file on every server."""
     return next(other for other in GROUPS if (other.workload, other.comparison) == (group.workload, SAME))
 
 
-def kind_of(server: str, comparison: str, setting: Setting) -> str:
+def choose_kind(server: str, comparison: str, setting: Setting) -> str:
     if server == PENSTOCK or comparison == SAME:
         return ""
     return BY_HAND if setting.values.get("engine") == "openvino" else OFFERED
 
 
-def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]) -> list[PeerTurn]:
+def plan_turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]) -> list[PeerTurn]:
     """Return the turns by group; every other round runs backwards, so that no contender always follows the same one."""
     found = []
     for group in groups:
@@ -153,7 +153,7 @@ def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]
     return found
 
 
-def open_turns(groups: Sequence[Group], peaks: Sequence[PeerTurn], records: Sequence[Record]) -> list[PeerTurn]:
+def plan_open_turns(groups: Sequence[Group], peaks: Sequence[PeerTurn], records: Sequence[Record]) -> list[PeerTurn]:
     """Return turns for Penstock and the peers with the highest peaks, at shares of the highest peak."""
     found: list[PeerTurn] = []
     for group in groups:

@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Peer, Setting, build_http_post, numbers_of
+from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Peer, Setting, build_http_post, decode_numbers
 
 Candidates = Mapping[str, Mapping[str, Mapping[str, Any]]]  # values of settings, by workload and name
 
 
-def body_of(item: Item) -> bytes:
+def encode_body(item: Item) -> bytes:
     if isinstance(item, str):
         return item.encode()
     return item if isinstance(item, bytes) else np.ascontiguousarray(item, np.float32).tobytes()
 
 
-def handler_of(workload: str, assets: Assets, values: Any) -> dict[str, Any]:
+def describe_handler(workload: str, assets: Assets, values: Any) -> dict[str, Any]:
     """Return the arguments of Handler in shared/handler.py for a setting's values."""
     given = {key: values[key] for key in ("engine", "threads", "alike") if key in values}
     return {"workload": workload, "folder": str(assets.folder(workload)), **given}
@@ -40,9 +40,9 @@ class RawPeer(Peer):
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         if protocol == "grpc":
-            return BytesValue(value=body_of(item)).SerializeToString()
-        return build_http_post(self.route, "application/octet-stream", body_of(item))
+            return BytesValue(value=encode_body(item)).SerializeToString()
+        return build_http_post(self.route, "application/octet-stream", encode_body(item))
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         raw = BytesValue.FromString(body).value if protocol == "grpc" else body
-        return raw if workload == SRCNN else numbers_of(workload, raw)
+        return raw if workload == SRCNN else decode_numbers(workload, raw)

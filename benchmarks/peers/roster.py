@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers import venvs
 from benchmarks.peers.failures import InstallFailed
 from benchmarks.peers.peer import NOOP, SRCNN, Peer, Setting
-from benchmarks.peers.plan import CEILING, OFFERED, PENSTOCK, Contender, Group, kind_of, same_group
+from benchmarks.peers.plan import CEILING, OFFERED, PENSTOCK, Contender, Group, choose_kind, find_same_group
 from benchmarks.peers.search import Choice
 
 HERE = Path(__file__).parent
@@ -28,13 +28,13 @@ class Entrant:
         return self.peer.title if self.peer else self.name
 
 
-def enter(name: str) -> Entrant:
+def load_entrant(name: str) -> Entrant:
     try:
         peer: Peer = importlib.import_module(f"benchmarks.peers.{name}.adapter").PEER
     except Exception as error:  # noqa: BLE001 — whatever is wrong with one adapter, the others are measured
         return Entrant(name, reason=f"no adapter: {type(error).__name__}: {error}")
     try:
-        return Entrant(name, peer, venvs.ensure(HERE / name, HERE / ".venvs"))
+        return Entrant(name, peer, venvs.ensure_venv(HERE / name, HERE / ".venvs"))
     except InstallFailed as error:
         return Entrant(name, peer, reason=str(error))
 
@@ -43,7 +43,7 @@ def contenders(group: Group, entrants: Sequence[Entrant], choice: Choice) -> lis
     """Return the contenders with the settings that the search chose; a peer in the group "best" may have two."""
     found = [Contender(CEILING, "in process (ceiling)")] if group.has_ceiling else []
     for entrant in entrants:
-        found += _of(entrant, group, choice)
+        found += _make_contender(entrant, group, choice)
     return found
 
 
@@ -56,12 +56,12 @@ def candidates(group: Group, entrant: Entrant) -> list[Contender]:
         return [Contender(entrant.name, entrant.title, refusal=entrant.peer.refusal(group.workload, group.comparison))]
     protocols = tuple(entrant.peer.protocols(group.workload)[:1])
     return [
-        Contender(entrant.name, entrant.title, protocols, setting, kind_of(entrant.name, group.comparison, setting))
+        Contender(entrant.name, entrant.title, protocols, setting, choose_kind(entrant.name, group.comparison, setting))
         for setting in settings
     ]
 
 
-def _of(entrant: Entrant, group: Group, choice: Choice) -> list[Contender]:
+def _make_contender(entrant: Entrant, group: Group, choice: Choice) -> list[Contender]:
     found = candidates(group, entrant)
     if entrant.peer is None or found[0].setting is None:
         return found
@@ -69,7 +69,7 @@ def _of(entrant: Entrant, group: Group, choice: Choice) -> list[Contender]:
     for contender in found:
         assert contender.setting is not None
         by_kind.setdefault(contender.kind, []).append(contender.setting)
-    same = same_group(group)
+    same = find_same_group(group)
     # The settings for the same file are the peer's own way, too. A photograph takes so long that these are not
     # measured once more: the group of the same file shows them.
     if "" not in by_kind and group.workload != SRCNN:

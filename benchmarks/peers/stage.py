@@ -9,7 +9,7 @@ import grpc
 
 from benchmarks.peers.checks import References, check
 from benchmarks.peers.failures import LoadFailed, PeerFailed
-from benchmarks.peers.items import checked_items, items
+from benchmarks.peers.items import list_checked_items, list_items
 from benchmarks.peers.peer import Assets, Peer
 from benchmarks.peers.plan import LoadLevel, PeerTurn
 from benchmarks.peers.results import Record, WindowRow
@@ -59,7 +59,7 @@ class Stage:
         group, contender = turn.group, turn.contender
         if turn.key in self.checked:
             return
-        chosen = checked_items(group.levels[0].load)
+        chosen = list_checked_items(group.levels[0].load)
         right = self.references.of(group.workload, chosen)
         for protocol in contender.protocols:
             check(peer, group.workload, group.comparison, (protocol, targets[protocol]), chosen, right)
@@ -95,7 +95,7 @@ class Stage:
     def _messages(self, peer: Peer, workload: str, load: str, protocol: str) -> Path:
         file = self.folder / f"{peer.name}-{workload}-{load}-{protocol}.messages"
         if not file.exists():
-            write_messages(file, [peer.request(workload, protocol, item) for item in items(load)])
+            write_messages(file, [peer.request(workload, protocol, item) for item in list_items(load)])
         return file
 
 

@@ -73,7 +73,7 @@ def summarize(records: Sequence[Record]) -> list[SummaryLine]:
     return list(lines.values())
 
 
-def absences(records: Sequence[Record], group: str) -> list[Record]:
+def list_absences(records: Sequence[Record], group: str) -> list[Record]:
     """Return the last failure or refusal of each contender of a group."""
     own = [one for one in records if one.group == group and (one.failure or one.refusal)]
     return list({(one.server, one.kind): one for one in own}.values())

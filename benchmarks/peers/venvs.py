@@ -21,45 +21,45 @@ INSTALL_TIMEOUT_S = 1800.0
 REASON_CHARACTERS = 300
 
 
-def ensure(folder: Path, venvs: Path) -> Path:
+def ensure_venv(folder: Path, venvs: Path) -> Path:
     """Return the Python of the peer in this folder; raise InstallFailed."""
-    requirements = requirement_files(folder)
+    requirements = list_requirement_files(folder)
     if not requirements:
         return Path(sys.executable)
-    if (python := installed(folder, venvs)) is not None:
+    if (python := find_installed(folder, venvs)) is not None:
         return python
     venv = venvs / folder.name
     python = venv / "bin" / "python"
     print(f"installing {folder.name} (once)", file=sys.stderr, flush=True)
-    _install_packages(_lines(folder / "apt.txt"))
+    _install_packages(_read_lines(folder / "apt.txt"))
     shutil.rmtree(venv, ignore_errors=True)
-    interpreter = next(iter(_lines(folder / "interpreter")), "python3")
+    interpreter = next(iter(_read_lines(folder / "interpreter")), "python3")
     _run([interpreter, "-m", "venv", str(venv)])
     for file in requirements:
         _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(file)])
-    (venv / STAMP).write_text(stamp(folder))
+    (venv / STAMP).write_text(compute_stamp(folder))
     return python
 
 
-def installed(folder: Path, venvs: Path) -> Path | None:
+def find_installed(folder: Path, venvs: Path) -> Path | None:
     """Return the Python of the peer in this folder, or None if its venv is missing or was made from other files."""
     venv = venvs / folder.name
     python, made_from = venv / "bin" / "python", venv / STAMP
-    is_current = python.exists() and made_from.exists() and made_from.read_text() == stamp(folder)
+    is_current = python.exists() and made_from.exists() and made_from.read_text() == compute_stamp(folder)
     return python if is_current else None
 
 
-def requirement_files(folder: Path) -> list[Path]:
+def list_requirement_files(folder: Path) -> list[Path]:
     """Return the files in the order of their numbers; `requirements.txt` is first."""
     numbered = {file: re.fullmatch(r"requirements(?:\.(\d+))?\.txt", file.name) for file in folder.glob("*.txt")}
     found = {file: int(match[1] or -1) for file, match in numbered.items() if match}
     return sorted(found, key=lambda file: found[file])
 
 
-def stamp(folder: Path) -> str:
+def compute_stamp(folder: Path) -> str:
     """Return a digest of everything that the venv is made from."""
     found = hashlib.sha256()
-    for file in [folder / "interpreter", folder / "apt.txt", *requirement_files(folder)]:
+    for file in [folder / "interpreter", folder / "apt.txt", *list_requirement_files(folder)]:
         if file.exists():
             found.update(f"{file.name}\n{file.read_text()}\n".encode())
     return found.hexdigest()
@@ -74,7 +74,7 @@ def _install_packages(packages: Sequence[str]) -> None:
     _run([*root, "apt-get", "install", "-y", "-qq", *missing])
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     if not file.exists():
         return []
     lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())

@@ -60,10 +60,10 @@ class Verdict:
 
 def judge(lines: Sequence[SummaryLine]) -> list[Verdict]:
     """Return a verdict for each window in which Penstock and a peer were measured, in the order of the groups."""
-    return [verdict for window in _windows(lines) for verdict in _judge_window(window)]
+    return [verdict for window in _group_windows(lines) for verdict in _judge_window(window)]
 
 
-def _windows(lines: Sequence[SummaryLine]) -> Iterator[list[SummaryLine]]:
+def _group_windows(lines: Sequence[SummaryLine]) -> Iterator[list[SummaryLine]]:
     found: dict[tuple[str, str, int], list[SummaryLine]] = {}
     for line in lines:
         if line.server != CEILING:

@@ -17,19 +17,19 @@ from rich.table import Table
 
 from benchmarks.processors import processors
 from benchmarks.suite import repository as repo
-from benchmarks.suite.access import access_figures
+from benchmarks.suite.access import measure_access
 from benchmarks.suite.baseline import Baseline
-from benchmarks.suite.ceiling import SCHEDULES, EmbedCeiling, Schedule, best_schedule
+from benchmarks.suite.ceiling import SCHEDULES, EmbedCeiling, Schedule, find_best_schedule
 from benchmarks.suite.echo import EchoRun
-from benchmarks.suite.edge import edge_figures
-from benchmarks.suite.figures import SuiteFigure, compute, decision_figure
-from benchmarks.suite.generation.figures import generation_figures
+from benchmarks.suite.edge import measure_edge
+from benchmarks.suite.figures import SuiteFigure, compute, make_decision_figure
+from benchmarks.suite.generation.figures import measure_generation
 from benchmarks.suite.measure import Bench, LoadRow, TableLoad
-from benchmarks.suite.placement import placement_ratios
-from benchmarks.suite.request_log import request_log_figures
-from benchmarks.suite.search_figures import search_figures
-from benchmarks.suite.tune_figure import tune_figure
-from benchmarks.suite.versions import check_source, version_figures
+from benchmarks.suite.placement import measure_placements
+from benchmarks.suite.request_log import measure_request_log
+from benchmarks.suite.search_figures import measure_search
+from benchmarks.suite.tune_figure import measure_tuning
+from benchmarks.suite.versions import check_source, compare_versions
 from penstock.core.errors import PenstockError
 from penstock.experiments.processes import ServerRun
 from penstock.models.convert.speed import spread
@@ -92,7 +92,7 @@ GROUPS: dict[str, list[TableLoad]] = {
 }
 ONE_AT_A_TIME = Schedule(1, 2, 1)
 CEILING_TEXTS = 512
-PRINTED = "-"  # in place of a file name
+TO_STDOUT = "-"  # in place of a file name
 BASELINE = Path("benchmarks/baseline.json")
 
 
@@ -112,69 +112,71 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         models = repo.build_repository(arguments.models, Path(folder) / "models")
         if INT8 in groups:
-            _say("quantizing minilm")
+            _print_line("quantizing minilm")
             reported.append(SuiteFigure("int8_mean_cosine", repo.add_int8(models), 0.0, 0.98))
         with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
             bench = Bench(server, echo.target, Path(folder), warm_up_s, window_s)
             for group in groups:
                 if not GROUPS[group]:
                     continue
-                _say(f"measuring {group}: {rounds} rounds of {len(GROUPS[group])} windows of {window_s:g} s")
+                _print_line(f"measuring {group}: {rounds} rounds of {len(GROUPS[group])} windows of {window_s:g} s")
                 if group == "text":
                     ceiling += _measure_text(bench, models / repo.FP32, rounds, window_s)
                 else:
                     bench.rounds(GROUPS[group], rounds)
                 if group == "queries":
-                    limits["engine_queries_batched_over_single"] = _engine_queries(models / repo.FP32, rounds, window_s)
+                    limits["engine_queries_batched_over_single"] = _measure_engine_queries(
+                        models / repo.FP32, rounds, window_s
+                    )
     figures = compute(bench.rows, ceiling, lambda group: group in groups) + reported
     if DECISIONS in groups:
         figures.append(_measure_decisions())
     if PLACEMENT in groups:
-        ratios, rows = placement_ratios(arguments.models, rounds=rounds, window_s=window_s, warm_up_s=warm_up_s)
+        ratios, rows = measure_placements(arguments.models, rounds=rounds, window_s=window_s, warm_up_s=warm_up_s)
         bench.rows.update(rows)
         limits.update({figure.key: figure.value for figure in ratios})
     if ACCESS in groups:
-        _say("measuring what a key costs, and what going direct saves")
+        _print_line("measuring what a key costs, and what going direct saves")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            figures += access_figures(Path(folder), rounds, window_s, _say)
+            figures += measure_access(Path(folder), rounds, window_s, _print_line)
     if EDGE in groups:
-        _say("measuring the edge and gRPC's own server, with TLS and keys, in turns")
-        found, rows = edge_figures(arguments.models, rounds, window_s, warm_up_s, _say)
+        _print_line("measuring the edge and gRPC's own server, with TLS and keys, in turns")
+        found, rows = measure_edge(arguments.models, rounds, window_s, warm_up_s, _print_line)
         figures += found
         bench.rows.update(rows)
     if GENERATION in groups:
-        _say("measuring what serving costs a model that generates")
+        _print_line("measuring what serving costs a model that generates")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            found, facts = generation_figures(arguments.models, Path(folder), 3 if arguments.quick else 5, _say)
+            found, facts = measure_generation(arguments.models, Path(folder), 3 if arguments.quick else 5, _print_line)
         figures += found
         limits.update(facts)
     if VERSIONS in groups:
-        _say(f"measuring this version and {arguments.before} in turns")
+        _print_line(f"measuring this version and {arguments.before} in turns")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            found, rows = version_figures(arguments.before, arguments.models, Path(folder), 5, window_s, _say)
+            found, rows = compare_versions(arguments.before, arguments.models, Path(folder), 5, window_s, _print_line)
         figures += found
         bench.rows.update(rows)
     if GLOBAL in groups:
-        _say("measuring the global inference server")
+        _print_line("measuring the global inference server")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            figures += request_log_figures(Path(folder), arguments.quick, _say)
+            figures += measure_request_log(Path(folder), arguments.quick, _print_line)
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            figures += search_figures(arguments.models, Path(folder), arguments.quick, _say)
+            figures += measure_search(arguments.models, Path(folder), arguments.quick, _print_line)
     if TUNE in groups:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            found, facts = tune_figure(arguments.models, Path(folder), quick=arguments.quick, say=_say)
+            found, facts = measure_tuning(arguments.models, Path(folder), quick=arguments.quick, say=_print_line)
         figures += found
         limits.update(facts)
-    _print(bench.rows, ceiling, figures, Console(width=150, stderr=arguments.json == PRINTED))
+    _print(bench.rows, ceiling, figures, Console(width=150, stderr=arguments.json == TO_STDOUT))
     for name, value in limits.items():
-        _say(f"{name}: {value if isinstance(value, str) else f'{value:.3f}'} (in this run, without a bar)")
+        _print_line(f"{name}: {value if isinstance(value, str) else f'{value:.3f}'} (in this run, without a bar)")
     if arguments.json:
         report = {**_report(bench.rows, ceiling, figures), "limits": limits}
         text = json.dumps(report, indent=2) + "\n"
-        sys.stdout.write(text) if arguments.json == PRINTED else Path(arguments.json).write_text(text)
+        sys.stdout.write(text) if arguments.json == TO_STDOUT else Path(arguments.json).write_text(text)
     if arguments.update_baseline:
         known = Baseline.read(BASELINE) if BASELINE.exists() else Baseline({})
-        known.with_run(figures).write(BASELINE)
+        known.append_run(figures).write(BASELINE)
     return _check(figures) if arguments.check else 0
 
 
@@ -185,8 +187,8 @@ def _measure_decisions() -> SuiteFigure:
     rounds: dict[str, list[tuple[float, float]]] = json.loads(found.stdout)
     for policy, costs in rounds.items():
         few, many = (median(one) for one in zip(*costs, strict=True))
-        _say(f"  {policy}: {few:.1f} µs a decision with 10 workers, {many:.1f} with 1,000")
-    return decision_figure(rounds)
+        _print_line(f"  {policy}: {few:.1f} µs a decision with 10 workers, {many:.1f} with 1,000")
+    return make_decision_figure(rounds)
 
 
 def _check(figures: Sequence[SuiteFigure]) -> int:
@@ -198,7 +200,7 @@ def _check(figures: Sequence[SuiteFigure]) -> int:
     Console(width=150).print(shown)
     worse = [verdict.key for verdict in verdicts if verdict.is_worse]
     if worse:
-        _say(f"worse than {BASELINE} by more than noise: {', '.join(worse)}")
+        _print_line(f"worse than {BASELINE} by more than noise: {', '.join(worse)}")
     return 1 if worse else 0
 
 
@@ -208,7 +210,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--json",
         nargs="?",
-        const=PRINTED,
+        const=TO_STDOUT,
         metavar="FILE",
         help="write the figures and all rounds to this file, or print them",
     )
@@ -232,13 +234,13 @@ def _measure_text(bench: Bench, model: Path, rounds: int, window_s: float) -> li
     """Measure the served loads and the ceiling in turns; return the mean ceiling before and after each round."""
     ceiling: list[float] = []
     texts = mixed(CEILING_TEXTS, 0)
-    best = EmbedCeiling(model, best_schedule(model, texts, window_s / 2, _say))
+    best = EmbedCeiling(model, find_best_schedule(model, texts, window_s / 2, _print_line))
     bench.rounds(GROUPS["text"], rounds, lambda: ceiling.append(best.run(texts, window_s)))
     best.close()
     return [(before + after) / 2 for before, after in pairwise(ceiling)]
 
 
-def _engine_queries(model: Path, rounds: int, window_s: float) -> float:
+def _measure_engine_queries(model: Path, rounds: int, window_s: float) -> float:
     """Return the bare engine's gain from batching short queries, which is the maximum for a server."""
     batched, single = EmbedCeiling(model, SCHEDULES[0]), EmbedCeiling(model, ONE_AT_A_TIME)
     texts = queries()[:CEILING_TEXTS]
@@ -290,7 +292,7 @@ def _report(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteF
     }
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
@@ -298,5 +300,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except PenstockError as error:
-        _say(f"scripts/bench: {error.message}")
+        _print_line(f"scripts/bench: {error.message}")
         sys.exit(2)

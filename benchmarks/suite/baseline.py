@@ -12,7 +12,7 @@ from benchmarks.suite.figures import SuiteFigure
 from penstock.core.errors import ConfigError
 
 KEPT_RUNS = 7
-LEAST_NOISE = 0.03  # assumed noise if only one run is known
+MIN_NOISE = 0.03  # assumed noise if only one run is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Baseline:
     def write(self, file: Path) -> None:
         """Write the runs; the value and its noise are also written for readers, but not read back."""
         figures = {
-            key: {"value": round(self.value(key), 4), "noise": round(self._between(key), 4), "runs": runs}
+            key: {"value": round(self.value(key), 4), "noise": round(self._compute_spread(key), 4), "runs": runs}
             for key, runs in sorted(self._runs.items())
         }
         file.write_text(json.dumps({"figures": figures}, indent=2) + "\n")
@@ -61,10 +61,10 @@ class Baseline:
     def value(self, key: str) -> float:
         return median(run["value"] for run in self._runs[key])
 
-    def with_run(self, figures: Sequence[SuiteFigure]) -> "Baseline":
+    def append_run(self, figures: Sequence[SuiteFigure]) -> "Baseline":
         runs = dict(self._runs)
         for figure in figures:
-            run = {"value": round(figure.value, 4), "error": round(standard_error(figure), 4)}
+            run = {"value": round(figure.value, 4), "error": round(compute_standard_error(figure), 4)}
             runs[figure.key] = [*runs.get(figure.key, []), run][-KEPT_RUNS:]
         return Baseline(runs)
 
@@ -73,18 +73,18 @@ class Baseline:
         return [self._judge(figure) for figure in figures if figure.key in self._runs]
 
     def _judge(self, figure: SuiteFigure) -> BaselineVerdict:
-        within = max([standard_error(figure), *(run["error"] for run in self._runs[figure.key])])
-        noise = self._between(figure.key) + 2 * within
+        within = max([compute_standard_error(figure), *(run["error"] for run in self._runs[figure.key])])
+        noise = self._compute_spread(figure.key) + 2 * within
         return BaselineVerdict(figure.key, figure.value, self.value(figure.key), noise, figure.is_ceiling)
 
-    def _between(self, key: str) -> float:
+    def _compute_spread(self, key: str) -> float:
         """Return the spread of the known runs around their median."""
         middle = self.value(key)
         distances = [abs(run["value"] / middle - 1) for run in self._runs[key]]
-        return max(distances) if len(distances) > 1 else LEAST_NOISE
+        return max(distances) if len(distances) > 1 else MIN_NOISE
 
 
-def standard_error(figure: SuiteFigure) -> float:
+def compute_standard_error(figure: SuiteFigure) -> float:
     """Return the standard error of the median of the rounds, as a share.
 
     `spread` is the largest distance of `rounds` from it.

@@ -52,7 +52,7 @@ class EmbedCeiling:
         # Tokenizing is shared out like the batches: a serial part would idle a core that a server uses.
         shares = [list(texts[i :: self._schedule.instances]) for i in range(self._schedule.instances)]
         pieces: list[list[Piece]] = [[] for _ in shares]
-        _in_threads(lambda i: pieces[i].extend(self._tokenize(shares[i])), len(shares))
+        _run_in_threads(lambda i: pieces[i].extend(self._tokenize(shares[i])), len(shares))
         max_rows = self._model.settings.batching.max_rows
         batches = cut_into_batches((piece for share in pieces for piece in share), max_rows, self._schedule.max_tokens)
         lock = threading.Lock()
@@ -65,23 +65,23 @@ class EmbedCeiling:
                     batch = batches.pop()
                 infer(self._model, batch, instance)
 
-        _in_threads(work, self._schedule.instances)
+        _run_in_threads(work, self._schedule.instances)
 
     def _tokenize(self, texts: Sequence[str]) -> list[Piece]:
         tensors = (Tensor("text", "BYTES", (1,), pack_bytes([text])) for text in texts)
         return prepare_all(self._model, (TaskRequest([tensor], []) for tensor in tensors))
 
 
-def best_schedule(model: Path, texts: Sequence[str], seconds: float, say: Callable[[str], None]) -> Schedule:
+def find_best_schedule(model: Path, texts: Sequence[str], seconds: float, say: Callable[[str], None]) -> Schedule:
     """Return the fastest schedule, because a ceiling must not be beaten by another schedule."""
     rates: dict[Schedule, float] = {}
     for schedule in SCHEDULES:
-        rates[schedule] = warm_rate(model, schedule, texts, seconds)
+        rates[schedule] = measure_warm_rate(model, schedule, texts, seconds)
         say(f"  ceiling with {schedule}: {rates[schedule]:.1f} texts/s")
     return max(rates, key=lambda schedule: rates[schedule])
 
 
-def warm_rate(model: Path, schedule: Schedule, texts: Sequence[str], seconds: float) -> float:
+def measure_warm_rate(model: Path, schedule: Schedule, texts: Sequence[str], seconds: float) -> float:
     ceiling = EmbedCeiling(model, schedule)
     ceiling.run(texts[:64], 0.5)
     rate = ceiling.run(texts, seconds)
@@ -89,6 +89,6 @@ def warm_rate(model: Path, schedule: Schedule, texts: Sequence[str], seconds: fl
     return rate
 
 
-def _in_threads(work: Callable[[int], None], count: int) -> None:
+def _run_in_threads(work: Callable[[int], None], count: int) -> None:
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(work, range(count)))

@@ -63,7 +63,7 @@ class _Traffic:
         return (time.process_time() - start) / jobs * 1e6
 
 
-def decision_rounds(rounds: int = 7) -> dict[str, list[tuple[float, float]]]:
+def measure_decisions(rounds: int = 7) -> dict[str, list[tuple[float, float]]]:
     """Return microseconds per job with 10 and with 1,000 workers, for each policy and round."""
     traffic = {policy: (_Traffic(policy, FEW), _Traffic(policy, MANY)) for policy in POLICIES}
     found: dict[str, list[tuple[float, float]]] = {policy: [] for policy in POLICIES}
@@ -81,4 +81,4 @@ def decision_rounds(rounds: int = 7) -> dict[str, list[tuple[float, float]]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(decision_rounds()))
+    print(json.dumps(measure_decisions()))

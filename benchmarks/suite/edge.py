@@ -86,13 +86,13 @@ class EdgeBed:
         return Generator(spec)
 
 
-def edge_figures(
+def measure_edge(
     models: Path, rounds: int, window_s: float, warm_up_s: float, say: Callable[[str], None]
 ) -> tuple[list[SuiteFigure], dict[str, LoadRow]]:
     """Measure the servers with and without Envoy in turns. `models` is the shipped repository."""
     if (triton := find_triton()) is None:
         say(f"edge_noop_grpc_over_triton is omitted, because Triton is not installed ({INSTALL} installs it)")
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, _bed(models, Path(name), triton) as bed:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, _make_bed(models, Path(name), triton) as bed:
         rows = {
             f"{load.name} {place}": row
             for load in LOADS
@@ -101,11 +101,11 @@ def edge_figures(
     for name, row in rows.items():
         tail = f"p50 {row.percentile_ms(50):.2f} ms, p99 {row.percentile_ms(99):.2f} ms"
         say(f"  {name}: {median(row.rps):,.0f}/s, {tail}")
-    return [*_figures(rows)], rows
+    return [*_make_figures(rows)], rows
 
 
 @contextmanager
-def _bed(models: Path, folder: Path, triton: Path | None) -> Iterator[EdgeBed]:
+def _make_bed(models: Path, folder: Path, triton: Path | None) -> Iterator[EdgeBed]:
     repository = folder / "models"
     write_noop(repository / NOOP)
     link_model(models / TEXT, repository / TEXT)
@@ -137,7 +137,7 @@ def _measure(bed: EdgeBed, load: TableLoad, rounds: int, window_s: float, warm_u
     return rows
 
 
-def _figures(rows: dict[str, LoadRow]) -> Iterator[SuiteFigure]:
+def _make_figures(rows: dict[str, LoadRow]) -> Iterator[SuiteFigure]:
     def rps(load: str) -> tuple[list[float], list[float]]:
         return rows[f"{load} {EDGE}"].rps, rows[f"{load} {DIRECT}"].rps
 
@@ -147,10 +147,10 @@ def _figures(rows: dict[str, LoadRow]) -> Iterator[SuiteFigure]:
     if beside := rows.get(f"noop grpc c32 {TRITON}"):
         yield ratio("edge_noop_grpc_over_triton", rows[f"noop grpc c32 {EDGE}"].rps, beside.rps, REPORTED)
     for protocol in ("grpc", "rest"):
-        yield _added(f"edge_added_p50_ms_{protocol}", rows, f"noop {protocol} c1")
+        yield _compute_added_ms(f"edge_added_p50_ms_{protocol}", rows, f"noop {protocol} c1")
 
 
-def _added(key: str, rows: dict[str, LoadRow], load: str) -> SuiteFigure:
+def _compute_added_ms(key: str, rows: dict[str, LoadRow], load: str) -> SuiteFigure:
     """Return the milliseconds that the edge adds to the p50 of one caller."""
     with_edge, without = (rows[f"{load} {place}"].percentiles_ms for place in (EDGE, DIRECT))
     added = [one[50] - other[50] for one, other in zip(with_edge, without, strict=True)]

@@ -17,7 +17,7 @@ SETTING = Setting("1 instance, batches of 32", {**DEFAULTS, "batch": 32, "engine
 
 def find_triton() -> Path | None:
     """Return the Python of Triton's environment, or None if Triton is not installed."""
-    return venvs.installed(HERE, HERE.parent / ".venvs")
+    return venvs.find_installed(HERE, HERE.parent / ".venvs")
 
 
 class TritonServer(Server):

@@ -32,7 +32,7 @@ def ratio(
     return SuiteFigure(key, median(ratios), spread(ratios), bar, is_ceiling, len(ratios))
 
 
-def auto_bar(features: Set[str]) -> float:
+def choose_auto_bar(features: Set[str]) -> float:
     """Return the bar for `engine: auto`: the gain of BF16 if the processor supports it, otherwise no loss."""
     return 1.5 if features & set(BF16_FEATURES) else 1.0
 
@@ -52,7 +52,10 @@ def compute(rows: Mapping[str, LoadRow], ceiling: Sequence[float], only: Callabl
             ratio("served_over_ceiling_rest", rps("mixed rest"), ceiling, 0.90),
             ratio("budget_over_arrival32", rps("mixed grpc"), rps("mixed arrival-32"), 2.0),
             ratio(
-                "auto_over_onnx_fp32", rps("mixed as shipped"), rps("mixed grpc"), auto_bar(read_processor_features())
+                "auto_over_onnx_fp32",
+                rps("mixed as shipped"),
+                rps("mixed grpc"),
+                choose_auto_bar(read_processor_features()),
             ),
         ]
     if only("queries"):
@@ -71,7 +74,7 @@ def compute(rows: Mapping[str, LoadRow], ceiling: Sequence[float], only: Callabl
     return found
 
 
-def decision_figure(rounds: Mapping[str, Sequence[tuple[float, float]]]) -> SuiteFigure:
+def make_decision_figure(rounds: Mapping[str, Sequence[tuple[float, float]]]) -> SuiteFigure:
     """Return the cost of a decision with 1,000 workers divided by that with 10, for the policy where it grows most."""
     key = "decision_cost_1000_over_10_workers"
     found = [

@@ -28,7 +28,7 @@ LOADS = (
 )
 
 
-def placement_ratios(
+def measure_placements(
     models: Path, rounds: int, window_s: float, warm_up_s: float
 ) -> tuple[list[SuiteFigure], dict[str, LoadRow]]:
     """Return requests per second of each placement divided by those of `inline`; `models` is the shipped repository."""
@@ -46,7 +46,7 @@ def placement_ratios(
                     ],
                     rounds,
                 )
-            bench.rounds_beside([_neighbours(placement) for placement in PLACEMENTS], rounds)
+            bench.rounds_beside([_list_neighbour_loads(placement) for placement in PLACEMENTS], rounds)
     rows = bench.rows
     figures = [
         ratio(f"{load}_{POOL}_over_inline", rows[f"{load} {POOL}"].rps, rows[f"{load} {INLINE}"].rps, 0.0)
@@ -56,7 +56,7 @@ def placement_ratios(
     return [*figures, ratio(f"{NEIGHBOUR}_p99_{POOL}_over_inline", p99[POOL], p99[INLINE], 0.0)], rows
 
 
-def _neighbours(placement: str) -> tuple[TableLoad, TableLoad]:
+def _list_neighbour_loads(placement: str) -> tuple[TableLoad, TableLoad]:
     """Measure a no-op on the worker that prepares photographs, together with the photographs."""
     photos = TableLoad(f"photos beside {placement}", "grpc", "photos", f"{COPY}-{placement}", 4)
     return TableLoad(f"{NEIGHBOUR} {placement}", "rest", "noop", NOOP, 1), photos

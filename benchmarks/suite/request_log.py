@@ -35,7 +35,7 @@ SETTINGS = ("fsync=on", "shared_buffers=1GB", "max_wal_size=8GB", "checkpoint_ti
 Say = Callable[[str], None]
 
 
-def request_log_figures(folder: Path, is_quick: bool, say: Say) -> list[SuiteFigure]:
+def measure_request_log(folder: Path, is_quick: bool, say: Say) -> list[SuiteFigure]:
     settings = {"payload_bytes": 4096, "buffer_bytes": 256 * 1024 * 1024}
     window_s, rounds, rows = (2.0, 3, 50_000) if is_quick else (5.0, 7, 1_000_000)
     with Postgres(folder / "postgres", *SETTINGS) as postgres:
@@ -45,7 +45,7 @@ def request_log_figures(folder: Path, is_quick: bool, say: Say) -> list[SuiteFig
         postgres.run_sql("DROP TABLE block_inference")
         asyncio.run(_fill(found, folder, rows))
         postgres.run_sql("ANALYZE block_inference")
-        took_ms = _query(postgres.url, folder, rows)
+        took_ms = _measure_query(postgres.url, folder, rows)
     say(f"  request log: a session among {rows:,} rows in {median(took_ms):.2f} ms over REST")
     return [
         SuiteFigure("log_rows_s", median(per_s), spread(per_s), 20_000, rounds=rounds),
@@ -53,7 +53,7 @@ def request_log_figures(folder: Path, is_quick: bool, say: Say) -> list[SuiteFig
     ]
 
 
-def _request(number: int, session: int) -> InferRequest:
+def _make_request(number: int, session: int) -> InferRequest:
     packet = PacketFields(f"sess-{session}", number, time.time(), DATA)
     request_id = f"{number * SPREAD % 2**128:032x}"  # distributed like random ids
     return InferRequest("minilm", [], request_id=request_id, protocol="grpc", size_bytes=len(DATA), packet=packet)
@@ -73,7 +73,7 @@ async def _write(settings: RequestLogSettings, folder: Path, window_s: float, ro
         started, before = time.monotonic(), written()
         while time.monotonic() < started + window_s:
             for _ in range(min(100, WAITING_ROWS - added + int(written()))):
-                log.add(_request(added, added // SESSION_ROWS), None, "ok", 0.002, 100)
+                log.add(_make_request(added, added // SESSION_ROWS), None, "ok", 0.002, 100)
                 added += 1
             await asyncio.sleep(0)
         if number:  # the first window warms up
@@ -92,12 +92,12 @@ async def _fill(settings: RequestLogSettings, folder: Path, rows: int) -> None:
         for number in range(start, min(start + BATCH, rows)):
             # One row of each session in turn, so that the rows of a session are apart in the table.
             end = RequestEnd("ok", now_s - DAYS * 86_400 * (1 - number / rows), 0.002, 100)
-            batch.append(make_log_row(_request(number, number % sessions), None, end, "gateway-0", 4096))
+            batch.append(make_log_row(_make_request(number, number % sessions), None, end, "gateway-0", 4096))
         await store.write(batch)
     await store.close()
 
 
-def _query(url: str, folder: Path, rows: int) -> list[float]:
+def _measure_query(url: str, folder: Path, rows: int) -> list[float]:
     """Return the milliseconds that a server takes for the log of a session, of each query."""
     random, found = Random(2), list[float]()
     write_noop(folder / "models" / NOOP)

@@ -94,7 +94,7 @@ class ServedModel:
         return InferResponse(MODEL, "1", "", [from_array("embedding", vectors)], Timing())
 
 
-def search_figures(models: Path, folder: Path, is_quick: bool, say: Say) -> list[SuiteFigure]:
+def measure_search(models: Path, folder: Path, is_quick: bool, say: Say) -> list[SuiteFigure]:
     rounds = 3 if is_quick else 9
     few, many = ManyBlocks(FEW), ManyBlocks(MANY)
     tune_garbage_collection()  # as in a gateway
@@ -102,22 +102,24 @@ def search_figures(models: Path, folder: Path, is_quick: bool, say: Say) -> list
     (folder / "models").mkdir(parents=True)
     (folder / "models" / MODEL).symlink_to((models / MODEL).absolute())
     with ServerRun(folder / "models", folder / "server") as server:
-        took_ms = asyncio.run(_semantic(many, server.grpc, folder, rounds * 3))
+        took_ms = asyncio.run(_measure_semantic(many, server.grpc, folder, rounds * 3))
     say(f"  semantic ranking of {MANY:,} blocks: {median(took_ms):.1f} ms")
     return [*figures, SuiteFigure("semantic_100k_ms", median(took_ms), spread(took_ms), 100.0, True, len(took_ms))]
 
 
 async def _measure(few: ManyBlocks, many: ManyBlocks, rounds: int, say: Say) -> list[SuiteFigure]:
-    small, large = _search(few), _search(many)
+    small, large = _make_search(few), _make_search(many)
     for each in (small, large):
-        await _cached(each, 100)
-    pairs = [(await _cached(large, CACHED_CALLS), await _cached(small, CACHED_CALLS)) for _ in range(rounds)]
+        await _measure_cached(each, 100)
+    pairs = [
+        (await _measure_cached(large, CACHED_CALLS), await _measure_cached(small, CACHED_CALLS)) for _ in range(rounds)
+    ]
     of_large, of_small = ([pair[side] for pair in pairs] for side in (0, 1))
     costs = f"{1e6 * median(of_small):.1f} µs with {FEW} blocks, {1e6 * median(of_large):.1f} with {MANY:,}"
     say(f"  a cached session: {costs}")
-    took_ms = [await _filter(large, number) for number in range(rounds * 3)][1:]
+    took_ms = [await _measure_filter(large, number) for number in range(rounds * 3)][1:]
     say(f"  filters over {MANY:,} blocks: {median(took_ms):.1f} ms")
-    latencies = [await _neighbours(large, number) for number in range(rounds)]
+    latencies = [await _measure_neighbours(large, number) for number in range(rounds)]
     idle, beside = ([1e3 * each[side] for each in latencies] for side in (0, 1))
     say(f"  neighbours' p99: {median(idle):.2f} ms without searches, {median(beside):.2f} with them")
     return [
@@ -127,13 +129,13 @@ async def _measure(few: ManyBlocks, many: ManyBlocks, rounds: int, say: Say) -> 
     ]
 
 
-def _search(blocks: ManyBlocks) -> BlockSearch:
+def _make_search(blocks: ManyBlocks) -> BlockSearch:
     catalogue = BlockCatalogue([blocks])
     settings, metrics = SearchSettings(policy_timeout_s=60), SearchMetrics(CollectorRegistry())
     return BlockSearch(catalogue, [MeasuredRanker(catalogue)], settings, metrics)
 
 
-def _query(family: int) -> dict[str, Any]:
+def _make_query(family: int) -> dict[str, Any]:
     """Return the query of the block protocol's third example, with a condition on a live metric."""
     conditions = [
         {"variable": "component.metadata.algorithmType", "operator": "==", "value": "llm"},
@@ -147,7 +149,7 @@ def _query(family: int) -> dict[str, Any]:
     return {"matchType": "cluster", "filter": filters}
 
 
-async def _cached(search: BlockSearch, calls: int) -> float:
+async def _measure_cached(search: BlockSearch, calls: int) -> float:
     """Return the CPU seconds to resolve a request of a session that was resolved before."""
     packet = PacketFields("sess-12345", query_parameters=orjson.dumps({"matchType": "block"}).decode())
     request = InferRequest("", [], packet=packet)
@@ -158,9 +160,9 @@ async def _cached(search: BlockSearch, calls: int) -> float:
     return (time.process_time() - start) / calls
 
 
-async def _filter(search: BlockSearch, number: int) -> float:
+async def _measure_filter(search: BlockSearch, number: int) -> float:
     """Return the milliseconds of a query that is not cached."""
-    query = read_query(_query(number))
+    query = read_query(_make_query(number))
     start = time.perf_counter()
     found = await search.search(query, ANYBODY, RankingTurn("s"), 1)
     took_ms = 1e3 * (time.perf_counter() - start)
@@ -168,13 +170,13 @@ async def _filter(search: BlockSearch, number: int) -> float:
     return took_ms
 
 
-async def _neighbours(search: BlockSearch, number: int) -> tuple[float, float]:
+async def _measure_neighbours(search: BlockSearch, number: int) -> tuple[float, float]:
     """Return the p99 of other work on the event loop in seconds, without and with searches one after the other."""
 
     async def search_forever() -> None:
         family = 1000 * number
         while True:
-            await _filter(search, family)
+            await _measure_filter(search, family)
             family += 1
 
     async with _Echo() as echo:
@@ -218,7 +220,7 @@ class _Echo:
         writer.close()
 
 
-async def _semantic(blocks: ManyBlocks, address: str, folder: Path, rounds: int) -> list[float]:
+async def _measure_semantic(blocks: ManyBlocks, address: str, folder: Path, rounds: int) -> list[float]:
     catalogue = BlockCatalogue([blocks])
     for _ in catalogue.refresh():
         pass

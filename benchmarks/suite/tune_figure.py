@@ -24,7 +24,7 @@ WINDOW_S, QUICK_WINDOW_S = 2.0, 1.0
 ROUNDS, QUICK_ROUNDS = 9, 5
 
 
-def tune_figure(
+def measure_tuning(
     models: Path, folder: Path, *, quick: bool, say: Callable[[str], None]
 ) -> tuple[list[SuiteFigure], dict[str, float | str]]:
     """Return the figure; `models` is the shipped repository, which is not changed, and `folder` is scratch space."""
@@ -38,18 +38,20 @@ def tune_figure(
     )
     winners = []
     for number in range(1, RUNS + 1):
-        winners.append(Tuner(model, options, folder / f"run-{number}", _line_printer(say, number)).run().winner)
+        winners.append(Tuner(model, options, folder / f"run-{number}", _make_line_printer(say, number)).run().winner)
         say(f"tune run {number} of {RUNS}: {winners[-1]}")
-    trials = _rounds(model, winners, options.load, folder / "rounds", QUICK_ROUNDS if quick else ROUNDS)
-    return [_figure(trials, winners)], _facts(trials, winners)
+    trials = _measure_rounds(model, winners, options.load, folder / "rounds", QUICK_ROUNDS if quick else ROUNDS)
+    return [_make_figure(trials, winners)], _list_facts(trials, winners)
 
 
-def most_common(winners: Sequence[Configuration]) -> Configuration:
+def find_most_common(winners: Sequence[Configuration]) -> Configuration:
     """Return the most frequent value, the first of several."""
     return Counter(winners).most_common(1)[0][0]
 
 
-def _rounds(model: TuneModel, winners: Sequence[Configuration], load: TuneLoad, folder: Path, count: int) -> Trials:
+def _measure_rounds(
+    model: TuneModel, winners: Sequence[Configuration], load: TuneLoad, folder: Path, count: int
+) -> Trials:
     """Measure the shipped settings and every different winner in turns."""
     shipped = model.shipped()
     trials = Trials(shipped)
@@ -70,17 +72,17 @@ def _rounds(model: TuneModel, winners: Sequence[Configuration], load: TuneLoad, 
     return trials
 
 
-def _figure(trials: Trials, winners: Sequence[Configuration]) -> SuiteFigure:
+def _make_figure(trials: Trials, winners: Sequence[Configuration]) -> SuiteFigure:
     """Return the figure: exactly 1 if the shipped settings have won, because two windows would differ by noise."""
-    winner = most_common(winners)
+    winner = find_most_common(winners)
     if winner == trials.shipped:
         return SuiteFigure(KEY, 1.0, 0.0, 1.0)
     found, base = (trials.measures(each) for each in (winner, trials.shipped))
     return ratio(KEY, [measure.rate for measure in found], [measure.rate for measure in base], 1.0)
 
 
-def _facts(trials: Trials, winners: Sequence[Configuration]) -> dict[str, float | str]:
-    chosen = most_common(winners)
+def _list_facts(trials: Trials, winners: Sequence[Configuration]) -> dict[str, float | str]:
+    chosen = find_most_common(winners)
     others = [each for each in dict.fromkeys(winners) if each != chosen]
     apart = [each for each in others if _is_apart(trials, chosen, each)]
     return {
@@ -92,17 +94,17 @@ def _facts(trials: Trials, winners: Sequence[Configuration]) -> dict[str, float 
     }
 
 
-def _is_apart(trials: Trials, one: Configuration, other: Configuration) -> bool:
-    return trials.compare(one, other, FINALS).is_better or trials.compare(other, one, FINALS).is_better
+def _is_apart(trials: Trials, first: Configuration, second: Configuration) -> bool:
+    return trials.compare(first, second, FINALS).is_better or trials.compare(second, first, FINALS).is_better
 
 
-def _line_printer(say: Callable[[str], None], number: int) -> Callable[[TuneProgress], None]:
+def _make_line_printer(say: Callable[[str], None], number: int) -> Callable[[TuneProgress], None]:
     """Return a function that prints a line for each stage."""
     stages: list[str] = []
 
-    def tell(progress: TuneProgress) -> None:
+    def print_stage(progress: TuneProgress) -> None:
         if progress.stage and progress.stage not in stages:
             stages.append(progress.stage)
             say(f"tune run {number}: {progress.stage}" + (f"; best so far {progress.best}" if progress.best else ""))
 
-    return tell
+    return print_stage

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.repository import link_model
 from benchmarks.suite import repository as repo
 from benchmarks.suite.figures import SuiteFigure, ratio
-from benchmarks.suite.generation.asking import Asking, ask_all
+from benchmarks.suite.generation.asking import CompletionLoad, ask_all
 from benchmarks.suite.measure import LoadRow
 from penstock.core.errors import ConfigError
 from penstock.experiments.load.generator import Generator
@@ -53,16 +53,16 @@ class VersionRun(ServerRun):
 def check_source(version: str) -> None:
     """Raise ConfigError if `version` is neither a folder with sources nor a commit."""
     command = ["git", "rev-parse", "--verify", "--quiet", f"{version}^{{commit}}"]
-    if _folder(version) is None and subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode:
+    if _find_folder(version) is None and subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode:
         raise ConfigError(
             f"--before {version!r} is neither a folder with Penstock's sources nor a commit of this repository; "
             f"fetch the history, or give a folder"
         )
 
 
-def source_of(version: str, folder: Path) -> Path:
+def find_source(version: str, folder: Path) -> Path:
     """Return the folder with the sources of a version; a commit's sources and models are unpacked into `folder`."""
-    if (given := _folder(version)) is not None:
+    if (given := _find_folder(version)) is not None:
         return given
     packed = subprocess.run(["git", "archive", version, "src", "models"], cwd=ROOT, capture_output=True, check=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,16 +70,16 @@ def source_of(version: str, folder: Path) -> Path:
     return folder / "src"
 
 
-def _folder(version: str) -> Path | None:
+def _find_folder(version: str) -> Path | None:
     given = Path(version).resolve()
     return next((each for each in (given, given / "src") if (each / "penstock").is_dir()), None)
 
 
-def version_figures(
+def compare_versions(
     before: str, models: Path, folder: Path, rounds: int, window_s: float, say: Callable[[str], None]
 ) -> tuple[list[SuiteFigure], dict[str, LoadRow]]:
     """Return each load's throughput as a share of the earlier version's. Both servers run; one at a time is loaded."""
-    sources = {NOW: ROOT / "src", BEFORE: source_of(before, folder / "source")}
+    sources = {NOW: ROOT / "src", BEFORE: find_source(before, folder / "source")}
     for version in VERSIONS:
         _write_repository(sources[version].parent / "models", models, folder / f"{version}-models")
     rows: dict[str, LoadRow] = {}
@@ -124,7 +124,9 @@ def _write_repository(settings: Path, models: Path, target: Path) -> None:
 
 
 def _tokens_per_s(address: str, prompts: list[str]) -> float:
-    answers = asyncio.run(ask_all(address, GENERATING_MODEL, Asking(prompts, TOKENS, CALLERS), is_streamed=True))
+    answers = asyncio.run(
+        ask_all(address, GENERATING_MODEL, CompletionLoad(prompts, TOKENS, CALLERS), is_streamed=True)
+    )
     return len(answers) * TOKENS / max(answer.end for answer in answers)
 
 

@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import BrowserContext, HttpCredentials, Page, ViewportSize, expect, sync_playwright
 
 from benchmarks.server import ServerProcess
-from tests.nvml import HAS_COMPILER, stub_environment
+from tests.nvml import HAS_COMPILER, make_stub_environment
 from tests.servers import floats_json, write_identity, write_slow
 
 WITHIN_MS = 60_000
@@ -92,7 +92,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     models = tmp_path / "models"
     write_identity(models, "identity", "FP32")
     write_slow(models, "slow", "batching: {max_rows: 1, max_queue: 1}\ninstances: {count: 1}\n")
-    with ServerProcess(models, tmp_path / "server", environment=stub_environment(tmp_path)) as running:
+    with ServerProcess(models, tmp_path / "server", environment=make_stub_environment(tmp_path)) as running:
         yield running
 
 
@@ -270,7 +270,7 @@ def check_generated_text(page: Page) -> None:
     expect(page.locator("#chart-first-token .legend")).to_contain_text("p99240 ms")
 
 
-def test_names_are_text_and_a_refused_stream_is_tried_again(
+def test_names_are_shown_as_text_and_a_refused_stream_is_retried(
     browser: BrowserContext, server: ServerProcess, tmp_path: Path
 ) -> None:
     with httpx.stream("GET", f"{server.http_url}/v1/live?interval=0.2", timeout=30) as answer:

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 from onnx import helper, numpy_helper
 
-from benchmarks.repository import network_bytes, write_version
+from benchmarks.repository import serialize_network, write_version
 from benchmarks.server import ServerProcess
 from penstock.pb.inference import grpc_service_pb2 as pb
 from tests.chaos.calls import make_infer_request
@@ -204,7 +204,7 @@ def _make_data(number: int) -> Any:
 def _make_network(version: int) -> bytes:
     answer = helper.make_node("Add", ["x", "number"], ["y"])
     number = numpy_helper.from_array(np.array(version, np.float32), "number")
-    return network_bytes(make_working_network(MODEL, FLOATS, WIDTH, LAYERS, answer, number))
+    return serialize_network(make_working_network(MODEL, FLOATS, WIDTH, LAYERS, answer, number))
 
 
 def _list_details(found: Rollout, load: CheckedLoad) -> dict[str, Any]:

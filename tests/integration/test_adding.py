@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from tests.servers import ROOT
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -86,7 +86,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("page", ["models.md", "engines.md"])
 def test_documented_commands_give_the_documented_output(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
     followed = blocks(page)
-    ports = dict(zip(("8080", "50051"), map(str, free_ports(2)), strict=True))
+    ports = dict(zip(("8080", "50051"), map(str, find_free_ports(2)), strict=True))
     text = re.sub(r"\b(8080|50051)\b", lambda found: ports[found[0]], script(followed))
     printed = run(text, tmp_path, environment)
     commands = [block for block in followed if block.language == "sh"]

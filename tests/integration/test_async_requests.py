@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-def test_gateways_with_redis_share_the_limit_and_outlive_each_other(tmp_path: Path) -> None:
+def test_gateways_share_limits_and_answers_in_redis(tmp_path: Path) -> None:
     write_identity(tmp_path / "models", "same", "FP32")
     write_slow(tmp_path / "models", "slow", "timeouts: {request_s: 120}\n")
     with Valkey(tmp_path / "valkey") as valkey:

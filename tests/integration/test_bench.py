@@ -77,7 +77,7 @@ def test_an_open_loop_sends_at_its_rate(server: ServerProcess, protocol: str) ->
     assert len(step["windows_per_s"]) == 3
 
 
-def test_a_model_that_generates_text_has_figures_of_its_tokens(server: ServerProcess) -> None:
+def test_token_figures_of_generated_text_are_measured(server: ServerProcess) -> None:
     lengths = ("--prompt-tokens", "5-9", "--output-tokens", "4", "--goodput", "ttft:60000,e2el:0.001")
     done = bench(server, "text", "--concurrency", "1,3", *lengths, "--windows", "4", "--json")
     assert done.returncode == 0, done.stderr

@@ -110,7 +110,7 @@ def test_upscale_writes_the_requested_format(grpc: tuple[str, str], tmp_path: Pa
 
 
 @pytest.mark.parametrize("transport", ["grpc", "websocket"])
-def test_stream_has_the_options_of_images(server: ServerProcess, tmp_path: Path, transport: str) -> None:
+def test_stream_accepts_the_image_options(server: ServerProcess, tmp_path: Path, transport: str) -> None:
     frame = tmp_path / "frame.png"
     Image.new("RGB", (64, 32), "teal").save(frame)
     options = ("--mode", "denoise", "--resolution", "2x", "--format", "webp", "--transport", transport)
@@ -136,7 +136,7 @@ def test_upscale_takes_several_files_and_continues_after_a_bad_one(grpc: tuple[s
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["dogs.png", "fig.png"]
 
 
-def test_infer_by_json_and_by_file(grpc: tuple[str, str], tmp_path: Path) -> None:
+def test_infer_reads_json_and_files(grpc: tuple[str, str], tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.array([[4, 3, 2, 1]], np.int32))
     inputs = ("--input", "a=[1, 2, 3, 4]", "--input", f"b=@{tmp_path / 'b.npy'}")
     found = {output["name"]: output for output in json.loads(ok("infer", "add_sub", *inputs, "--json", *grpc))}
@@ -155,7 +155,7 @@ def test_infer_writes_files(grpc: tuple[str, str], tmp_path: Path) -> None:
     assert (out / "image.bin").read_bytes().startswith(b"\x89PNG")
 
 
-def test_infer_of_other_datatypes(grpc: tuple[str, str]) -> None:
+def test_infer_supports_other_datatypes(grpc: tuple[str, str]) -> None:
     (half,) = json.loads(ok("infer", "identity-bf16", "--input", "x=[[1.5, -2]]", "--json", *grpc))
     assert (half["datatype"], half["data"]) == ("BF16", [1.5, -2])
     (text,) = json.loads(ok("infer", "identity-bytes", "--input", "x=grüß dich", "--json", *grpc))
@@ -179,12 +179,12 @@ def test_status_is_printed(server: ServerProcess) -> None:
         assert expected in shown
 
 
-def test_the_request_log_of_a_server_without_one_says_how_to_have_one(server: ServerProcess) -> None:
+def test_the_log_command_explains_how_to_enable_the_request_log(server: ServerProcess) -> None:
     said = refused("log", "--server", server.http_url)
     assert "this server keeps no request log: its operator may set request_log.url" in said
 
 
-def test_commands_that_find_no_server() -> None:
+def test_commands_report_that_they_find_no_server() -> None:
     for command in (["embed", "x", "--server"], ["infer", "m", "--server"], ["status", "--server"]):
         assert "is `penstock serve` running at" in refused(*command, "127.0.0.1:1")
 

@@ -115,7 +115,7 @@ def test_a_scaled_block_explains_its_placement(cluster: Asked) -> None:
         assert any(sentence.startswith(f"Not on {other}: ") for sentence in sentences)
 
 
-def test_the_administration_is_at_the_managers_endpoint_and_at_the_gateways(cluster: Asked) -> None:
+def test_administration_works_through_managers_and_gateways(cluster: Asked) -> None:
     for endpoint in (f"http://{cluster.address(MANAGER)}:7412", f"http://{cluster.address(GATEWAY)}:8080"):
         with httpx.Client(base_url=f"{endpoint}/v1/admin", timeout=WAIT_S) as client:
             assert [worker["worker_id"] for worker in client.get("/workers").json()["items"]] == WORKERS
@@ -131,7 +131,7 @@ def test_the_administration_is_at_the_managers_endpoint_and_at_the_gateways(clus
     assert json.loads(newest["changes"][0]["after"])["labels"] == {"asked-at": endpoint}
 
 
-def test_draining_moves_blocks_before_they_go_and_removing_forgets(cluster: Asked) -> None:
+def test_draining_a_worker_first_moves_its_blocks_and_removing_forgets_it(cluster: Asked) -> None:
     cluster.ask("block", "scale", "factor", "1")
     eventually(lambda: len(cluster.holders("factor")) == 1, "one worker holds it", WAIT_S)
     (holder,) = cluster.holders("factor")
@@ -147,7 +147,7 @@ def test_draining_moves_blocks_before_they_go_and_removing_forgets(cluster: Aske
         eventually(lambda: sorted(cluster.holders("factor")) == WORKERS, "both workers hold it again", WAIT_S)
 
 
-def test_a_dormant_block_wakes_on_the_worker_that_holds_it_and_sleeps_again(cluster: Asked) -> None:
+def test_an_idle_block_is_loaded_on_demand_and_unloaded_again(cluster: Asked) -> None:
     cluster.ask("block", "deploy", "sleeper", "--replicas", "1", "--label", "tier=gold", "--wait", "60")
     eventually(lambda: cluster.holders("sleeper") == ["h2.worker-0"], "only one that has the label holds it", WAIT_S)
     eventually(lambda: cluster.block("sleeper")["state"] == "dormant", "it sleeps", WAIT_S)

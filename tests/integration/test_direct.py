@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.server import ServerProcess, local_managers
+from benchmarks.server import ServerProcess, find_local_managers
 from penstock.client.cluster import ClusterClient
 from penstock.pb.inference import grpc_service_pb2 as oip
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -47,7 +47,7 @@ class Asker:
     """A client with a key, and the operator's changes of that key."""
 
     def __init__(self, server: ServerProcess, channel: grpc.aio.Channel) -> None:
-        self.managers = local_managers(server.log.parent / "data")
+        self.managers = find_local_managers(server.log.parent / "data")
         self._direct: Any = DirectStub(channel)
         self.routed: Any = GRPCInferenceServiceStub(channel)
 
@@ -108,7 +108,7 @@ async def infer(way: Any, shown: str, model: str = "") -> list[float]:
         )
 
 
-async def test_an_endpoint_without_keys_admits_every_client_of_discover(asker: Asker) -> None:
+async def test_a_worker_without_keys_admits_every_client_that_calls_discover(asker: Asker) -> None:
     """Before the first key is made."""
     way = await asker.discover("", model="identity")
     assert way.worker_id in ("worker-0", "worker-1")
@@ -131,7 +131,7 @@ async def test_an_endpoint_without_keys_admits_every_client_of_discover(asker: A
     assert await code_of(asker.routed.ModelInfer(floats(lazy.block_id, 1.0))) is Code.UNAVAILABLE
 
 
-async def test_a_token_admits_to_its_block_on_its_worker_and_streams_continue(asker: Asker, key: str) -> None:
+async def test_a_token_is_valid_for_its_block_and_worker_only_and_streams_continue(asker: Asker, key: str) -> None:
     way = await asker.discover(key, model="identity")
     assert await infer(way, way.token) == [3.0]
     told = await asker.discover(key, model="repeat")

@@ -59,7 +59,7 @@ def test_every_documented_curl_call_works_as_written(directory: DirectoryProcess
     assert (status, "has no inference server" in gone["error"]) == (404, True)
 
 
-async def test_garbage_gets_typed_errors(directory: DirectoryProcess) -> None:
+async def test_malformed_requests_get_typed_errors(directory: DirectoryProcess) -> None:
     client, nested = DirectoryClient(directory.url), json.loads("[" * 400 + "]" * 400)
     for method, path, body, message in (
         ("POST", "/inference_servers", {"$where": "1"}, "operator '$where' is not supported"),
@@ -122,7 +122,7 @@ def _create_key(running: DirectoryProcess, name: str, scope: str) -> str:
     return found[0]
 
 
-async def test_two_servers_register_renew_and_leave_and_outlive_their_directory(tmp_path: Path) -> None:
+async def test_two_servers_register_renew_and_leave_and_survive_a_lost_directory(tmp_path: Path) -> None:
     write_identity(tmp_path / "models", "identity", "FP32")
     with DirectoryProcess(tmp_path) as running:
         client = DirectoryClient(running.url)

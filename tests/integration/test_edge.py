@@ -71,7 +71,7 @@ def rest_code(server: TlsServer, authority: TestAuthority, name: str, port: int,
         return client.post("/v2/models/factor/infer", json=floats_json(3.0), headers=headers).status_code
 
 
-def test_both_ports_know_callers_by_their_certificates(server: TlsServer, authority: TestAuthority) -> None:
+def test_both_ports_identify_callers_by_their_certificates(server: TlsServer, authority: TestAuthority) -> None:
     for port in (server.http_port, server.grpc_port):
         assert rest_code(server, authority, "alice@example.com", port) == 200
         assert rest_code(server, authority, "mallory@example.com", port) == 401
@@ -81,7 +81,7 @@ def test_both_ports_know_callers_by_their_certificates(server: TlsServer, author
     assert grpc_code(server, authority, "") == "UNAUTHENTICATED"
 
 
-def test_no_client_can_claim_an_identity(server: TlsServer, authority: TestAuthority) -> None:
+def test_clients_cannot_forge_an_identity(server: TlsServer, authority: TestAuthority) -> None:
     certificate = (authority.folder / "alice@example.com.pem").read_text().replace("\n", "%0A").replace(" ", "%20")
     forged = {
         "x-penstock-certificate": certificate,
@@ -240,7 +240,7 @@ def test_envoy_ends_with_a_killed_server(tmp_path: Path) -> None:
         running.end()
 
 
-def test_gateways_serve_a_proxy_of_the_users_own(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_gateways_work_behind_a_proxy_of_the_user(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     sockets = tmp_path_factory.mktemp("s")
     sockets.chmod(0o700)
     write_factor(tmp_path / "models", "factor", 2.0)

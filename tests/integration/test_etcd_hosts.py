@@ -23,7 +23,7 @@ def etcd(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etc
         yield running
 
 
-async def test_writes_watches_and_leases_outlive_a_node_that_is_cut_off(hosts: Hosts, etcd: Etcd) -> None:
+async def test_writes_watches_and_leases_survive_a_node_that_is_cut_off(hosts: Hosts, etcd: Etcd) -> None:
     store = EtcdMetadataStore.from_url(etcd.url, 30.0)
     lease = await store.grant(30.0)
     revision = await store.put("leader", b"me", lease=lease)
@@ -45,7 +45,7 @@ async def test_writes_watches_and_leases_outlive_a_node_that_is_cut_off(hosts: H
             while heard[-1:] != [f"{victim}.2".encode()]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await asyncio.to_thread(hosts.unite, victim, *cut)
-        await asyncio.to_thread(etcd.until_healthy)
+        await asyncio.to_thread(etcd.wait_until_healthy)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     assert heard == [f"{victim}.{number}".encode() for victim in range(NODES) for number in range(3)]

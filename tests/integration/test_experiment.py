@@ -73,7 +73,7 @@ def repeats_in(folder: Path) -> dict[tuple[str, int], Any]:
 
 
 @pytest.mark.timeout(400)  # servers one after another
-def test_an_interrupted_experiment_resumes(tmp_path: Path) -> None:
+def test_an_interrupted_experiment_is_resumed(tmp_path: Path) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(TINY)
     out = tmp_path / "out"

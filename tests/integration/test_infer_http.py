@@ -138,7 +138,7 @@ def test_chunked_and_continued_bodies_use_the_usual_path(server: ServerProcess) 
         check(connection.answer())
 
 
-def test_close_and_old_http_are_respected(server: ServerProcess) -> None:
+def test_connection_close_and_http_1_0_are_respected(server: ServerProcess) -> None:
     for data in (request("Connection: close"), request(version="1.0")):
         with Connection(server) as connection:
             connection.send(data)
@@ -179,7 +179,7 @@ def test_errors_are_typed_and_keep_the_connection_open(
         check(connection.answer())
 
 
-def test_clients_that_leave_do_no_harm(server: ServerProcess) -> None:
+def test_clients_that_disconnect_do_no_harm(server: ServerProcess) -> None:
     for cut in (10, 100, len(request()) - 1, len(request())):
         with Connection(server) as connection:
             connection.send(request()[:cut])

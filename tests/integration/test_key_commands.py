@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.server import ServerProcess, local_managers
+from benchmarks.server import ServerProcess, find_local_managers
 from penstock.cli.main import app
 from tests.servers import write_identity
 
@@ -22,7 +22,7 @@ def test_the_list_of_keys_says_whether_a_server_without_keys_is_open(
 ) -> None:
     write_identity(tmp_path / "models", "identity", "FP32")
     with ServerProcess(tmp_path / "models", tmp_path / "server", *flags) as server:
-        (socket,) = local_managers(server.log.parent / "data")
+        (socket,) = find_local_managers(server.log.parent / "data")
         result = CliRunner().invoke(app, ["key", "list", "--server", socket])
         wrong = CliRunner().invoke(app, ["key", "create", "x", "--scope", "nothing", "--server", socket])
     assert "unknown scope 'nothing'; use inference" in str(wrong.exception)

@@ -80,7 +80,7 @@ def infer(server: ServerProcess, model: str, number: float, version: str = "") -
 # --- several gateways, several workers
 
 
-def test_both_gateways_serve_and_their_metrics_are_one(pair, connections):
+def test_both_gateways_serve_and_their_metrics_are_combined(pair, connections):
     before = pair.metric("penstock_requests", model="identity", protocol="rest", code="ok")
     for number, client in enumerate(connections):
         answer = client.post("/v2/models/identity/infer", json=floats_json(number))
@@ -266,7 +266,7 @@ def eventually_everywhere(server: ServerProcess, model: str, expected: dict[str,
     eventually(lambda: all(states(server, model) == expected for _ in range(CONNECTIONS)), f"{model} is {expected}")
 
 
-def test_a_version_that_does_not_load_leaves_the_one_before_serving(pair, models):
+def test_a_version_that_does_not_load_leaves_the_previous_one_serving(pair, models):
     """Continue with `changing`, which is at version 2."""
     load = f"{pair.http_url}/v2/repository/models/changing/load"
     (models / "changing/3").mkdir()

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.etcd import Etcd
 from benchmarks.hosts import HostProcess
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from benchmarks.waiting import eventually
 from penstock.client.cluster import ClusterClient
 from penstock.client.registry import CHUNK_BYTES, RegistryClient
@@ -44,7 +44,7 @@ class ManagedCluster:
 
     def __init__(self, folder: Path, etcd: Etcd) -> None:
         self.folder, self.etcd = folder, etcd
-        *ports, self.http_port, grpc_port = free_ports(MANAGERS + 2)
+        *ports, self.http_port, grpc_port = find_free_ports(MANAGERS + 2)
         self.managers = {f"127.0.0.1:{port}": self._manage(port) for port in ports}
         told = ",".join(list(self.managers)[:2])
         http = ("--http-port", str(self.http_port), "--grpc-port", str(grpc_port), "--bind", "127.0.0.1:0")
@@ -245,6 +245,6 @@ def test_the_cluster_survives_the_loss_of_an_etcd_node(cluster: ManagedCluster) 
         cluster.write(f"without {node.name}")
         assert cluster.infer(4.0) == 8.0
         node.start(cluster.etcd.nodes)
-        cluster.etcd.until_healthy()
+        cluster.etcd.wait_until_healthy()
     workers = cluster.folder / "hand" / "log"
     assert workers.read_text().count('"event": "loaded"') == 2, "the worker loaded each of its models once"

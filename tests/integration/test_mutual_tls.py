@@ -129,7 +129,7 @@ def test_a_certificate_works_like_a_key(cluster: SecuredCluster) -> None:
     assert managed(cluster, NOBODY) is Code.UNAUTHENTICATED
 
 
-def test_no_caller_of_a_managers_edge_can_claim_an_identity(cluster: SecuredCluster) -> None:
+def test_callers_of_a_manager_cannot_forge_an_identity(cluster: SecuredCluster) -> None:
     assert log_line(cluster.manager_log, "process_started")["process"] == "manager-edge"
     operator = (cluster.authority.folder / "ops@example.com.pem").read_text().replace("\n", "%0A").replace(" ", "%20")
     forged = (("x-penstock-certificate", operator), ("x-penstock-client", "127.0.0.1:1"))
@@ -197,7 +197,7 @@ def test_health_needs_no_certificate(cluster: SecuredCluster) -> None:
         grpc.channel_ready_future(channel).result(WAIT_S)
 
 
-async def test_a_strangers_hello_at_the_workers_endpoint_is_not_answered(cluster: SecuredCluster) -> None:
+async def test_a_hello_from_an_unknown_worker_is_not_answered(cluster: SecuredCluster) -> None:
     """Try with the gateway's public key, which is not secret, and without any."""
     heard: list[object] = []
     where, key = split_key(cluster.workers_endpoint)

@@ -24,7 +24,7 @@ from penstock.engines.onnx.bert_file import find_minilm_weights
 from penstock.models.importing import import_checkpoint
 from penstock.pb.blocks import inference_pb2 as pb
 from penstock.pb.blocks.inference_pb2_grpc import BlockInferenceServiceStub
-from tests.digits import GRAY, png, trained, write_digits
+from tests.digits import GRAY, png, train_classifier, write_digits
 from tests.servers import ROOT, write_add_sub, write_identity
 
 WAIT_S = 120.0
@@ -116,8 +116,8 @@ def test_texts_become_embeddings_and_scores(stub: BlockInferenceServiceStub) -> 
     assert scores["score"][1][0] > scores["score"][0][0]
 
 
-def test_images_come_and_go_as_files(stub: BlockInferenceServiceStub) -> None:
-    _, images, _ = trained()
+def test_images_are_sent_and_returned_as_files(stub: BlockInferenceServiceStub) -> None:
+    _, images, _ = train_classifier()
     found, _ = ask(stub, "digits", {"top_k": 2}, png(images[0]), png(images[1]))
     assert np.array(found["label"]).shape == np.array(found["score"]).shape == (2, 2)
     found, answer = ask(stub, "srcnn", {"format": "png"}, PHOTO.read_bytes())
@@ -147,7 +147,7 @@ def test_tensors_are_numbers_in_json(stub: BlockInferenceServiceStub) -> None:
     assert json.loads(stub.infer(message).data)["outputs"]["sum"] == [[0, 1, 2, 3]]
 
 
-def test_bytes_that_are_no_text_come_back_as_files(stub: BlockInferenceServiceStub) -> None:
+def test_binary_outputs_are_returned_as_files(stub: BlockInferenceServiceStub) -> None:
     found, answer = ask(stub, "bytes", {"x": ["text"]})
     assert found == {"outputs": {"y": ["text"]}}
     found, answer = ask(stub, "bytes", None, b"\xff\xfe")
@@ -155,7 +155,7 @@ def test_bytes_that_are_no_text_come_back_as_files(stub: BlockInferenceServiceSt
     assert answer.files[0].file_data == b"\xff\xfe"
 
 
-def test_a_model_may_take_the_packet_whole(stub: BlockInferenceServiceStub) -> None:
+def test_a_model_can_receive_the_whole_packet(stub: BlockInferenceServiceStub) -> None:
     message = packet("whole", {"free": ["form", 1]}, seq_no=COUNT, ts=12.5)
     message.files.add(metadata='{"file_name": "a.bin"}', file_data=b"\x00\xff")
     answer = stub.infer(message)
@@ -180,7 +180,7 @@ def test_a_client_may_name_the_request(stub: BlockInferenceServiceStub) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_order_is_the_setting_of_the_block(stub: BlockInferenceServiceStub) -> None:
+def test_the_setting_of_the_block_decides_whether_requests_are_ordered(stub: BlockInferenceServiceStub) -> None:
     fields = {"session_id": "in-order", "data": {"x": [[1.0]]}}
     for number in (1, 2):
         found, answer = ask(stub, "ordered", seq_no=number, **fields)
@@ -244,7 +244,7 @@ def kinds(value: Any) -> Any:
 def test_the_examples_of_the_page_answer_as_documented(
     server: ServerProcess, tmp_path: Path, command: str, answer: str
 ) -> None:
-    _, images, _ = trained()
+    _, images, _ = train_classifier()
     (tmp_path / "seven.png").write_bytes(png(images[0]))
     (tmp_path / "src").symlink_to(ROOT / "src")
     shell = command.replace("localhost:8080", server.http_url)
@@ -296,7 +296,7 @@ def test_a_form_pairs_metadata_with_files(server: ServerProcess) -> None:
         ({"model": "add-sub"}, 400, "inputs"),
     ],
 )
-def test_rest_refuses_wrong_packets(server: ServerProcess, body: dict[str, Any], status: int, text: str) -> None:
+def test_rest_refuses_invalid_packets(server: ServerProcess, body: dict[str, Any], status: int, text: str) -> None:
     answer = post(server, "/v1/infer", json=body)
     assert (answer.status_code, text in answer.json()["error"]["message"]) == (status, True), answer.text
 

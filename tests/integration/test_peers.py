@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from benchmarks.peers.failures import StartFailed
-from benchmarks.peers.peer import Launch, free_ports
+from benchmarks.peers.peer import Launch, find_free_ports
 from benchmarks.peers.servers import Server
 from benchmarks.waiting import eventually
 from tests.servers import ROOT
@@ -66,7 +66,7 @@ def test_penstock_is_tuned_measured_and_shown(tmp_path: Path) -> None:
 
 
 def test_a_server_is_stopped_with_its_detached_processes(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
+    (port,) = find_free_ports(1)
     launch = Launch((sys.executable, "-c", DETACHES, str(port)), {}, {}, f"http://127.0.0.1:{port}/")
     with Server(launch, tmp_path) as server:
         child = psutil.Process(int((tmp_path / "child").read_text()))
@@ -83,7 +83,7 @@ def test_a_server_that_ends_reports_the_reason(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
+def test_a_server_that_never_gets_ready_is_stopped(tmp_path: Path) -> None:
     launch = Launch((sys.executable, "-c", "import time; time.sleep(600)"), {}, {}, "http://127.0.0.1:1/")
     server = Server(launch, tmp_path, timeout_s=0.5)
     with pytest.raises(StartFailed, match="not ready within"), server:

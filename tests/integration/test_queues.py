@@ -99,7 +99,7 @@ async def test_a_queue_timeout_rejects_on_the_worker_and_in_the_gateway(line: Li
     )
 
 
-async def test_a_delaying_level_serves_the_delayed_last(line: Line) -> None:
+async def test_requests_delayed_by_their_priority_level_are_served_last(line: Line) -> None:
     await line.send("on the worker", priority=2)
     await line.send("delayed", priority=3)
     await line.send("after", priority=2)

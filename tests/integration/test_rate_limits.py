@@ -86,7 +86,7 @@ class Caller:
         return "error" not in answer, {"penstock-code": answer.get("code"), "penstock-limit": answer.get("limit")}
 
 
-async def test_all_gateways_and_protocols_share_a_callers_limits_and_outlive_redis(
+async def test_all_gateways_and_protocols_share_a_callers_limits_and_survive_the_loss_of_redis(
     server: ServerProcess, valkey: Valkey
 ) -> None:
     caller = Caller(server)

@@ -161,7 +161,7 @@ def test_a_cached_answer_is_marked_and_can_be_bypassed(server: ServerProcess) ->
     assert "cache" not in infer(server, "kept", body).json().get("parameters", {})
 
 
-def test_a_higher_level_overtakes_and_a_lower_one_times_out(server: ServerProcess) -> None:
+def test_a_higher_priority_overtakes_and_a_lower_one_times_out(server: ServerProcess) -> None:
     """Both workers are busy for long; one request of each level waits, and the lower one's queue timeout passes."""
     slow = floats_json(3000.0)
     with ThreadPoolExecutor(8) as pool:

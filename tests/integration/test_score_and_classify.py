@@ -18,8 +18,8 @@ from penstock.engines.onnx.bert_file import find_minilm_weights
 from penstock.models.importing import import_checkpoint
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.checkpoints import reference_logits, save_classifier
-from tests.digits import GRAY, NAMES, png, trained, write_digits
+from tests.checkpoints import compute_reference_logits, save_classifier
+from tests.digits import GRAY, NAMES, png, train_classifier, write_digits
 
 WAIT_S = 120.0
 DATA = Path(__file__).parents[1] / "data"
@@ -102,7 +102,7 @@ def test_cosines_equal_the_reference(server: ServerProcess, placement: str) -> N
 def test_cross_encoder_scores_equal_those_of_transformers(
     server: ServerProcess, placement: str, checkpoint: Path
 ) -> None:
-    logits = reference_logits(checkpoint, ["what does a gate do?"] * len(PASSAGES), PASSAGES)
+    logits = compute_reference_logits(checkpoint, ["what does a gate do?"] * len(PASSAGES), PASSAGES)
     body = {"inputs": [texts("query", ["what does a gate do?"]), texts("passage", PASSAGES)]}
     scores = outputs(infer_rest(server, f"cross-{placement}", body))["score"]
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-4)
@@ -123,7 +123,7 @@ def test_concurrent_requests_get_the_same_answers_as_single_ones(server: ServerP
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_digits_are_classified(server: ServerProcess, placement: str) -> None:
-    _, pixels, truth = trained()
+    _, pixels, truth = train_classifier()
     response = infer_grpc(server, message(f"digits-{placement}", image=[png(row) for row in pixels[:32]]))
     assert [(output.name, list(output.shape)) for output in response.outputs] == [
         ("label", [32, 1]),
@@ -135,7 +135,7 @@ def test_digits_are_classified(server: ServerProcess, placement: str) -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_tensors_and_images_of_a_digit_get_the_same_answer(server: ServerProcess, placement: str) -> None:
-    row = trained()[1][0]
+    row = train_classifier()[1][0]
     tensor = {"name": "pixels", "datatype": "FP32", "shape": [1, 64], "data": row.tolist()}
     body = {"inputs": [tensor], "outputs": [{"name": "label"}], "parameters": {"top_k": 3}}
     labels = outputs(infer_rest(server, f"pixels-{placement}", body))

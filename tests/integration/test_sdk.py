@@ -23,7 +23,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import penstock.client
-from benchmarks.server import local_managers
+from benchmarks.server import find_local_managers
 from benchmarks.waiting import eventually
 from penstock.cli import main as cli
 from penstock.client import AsyncClient, Client
@@ -279,7 +279,7 @@ def test_every_example_runs(
     Image.new("RGB", (24, 16), "olive").save(tmp_path / "photo.png")
     (tmp_path / "lines.txt").write_text("".join(f"line {number}\n" for number in range(200)))
     monkeypatch.chdir(tmp_path)
-    (manager,) = local_managers(served.folder / "data")
+    (manager,) = find_local_managers(served.folder / "data")
     here = {
         "localhost:50051": served.server.grpc,
         "localhost:8080": f"localhost:{served.server.http_port}",

@@ -76,7 +76,7 @@ def change_model(server: ServerProcess, name: str, change: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_search_on_a_server(tmp_path: Path) -> None:
+def test_search_finds_ranks_and_explains_blocks(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     add_model(repository, "tiny-gpt", "llm", "writes English stories")
     add_model(repository, "small-gpt", "llm", "answers questions about the weather")

@@ -63,7 +63,7 @@ def test_every_command_finds_the_server_of_its_folder(pair: tuple[ServerRun, Ser
     assert by_grpc.returncode == 0, by_grpc.stderr
 
 
-def test_a_change_says_which_server_it_changed(pair: tuple[ServerRun, ServerRun, Path]) -> None:
+def test_a_command_reports_which_server_it_changed(pair: tuple[ServerRun, ServerRun, Path]) -> None:
     one, two, parent = pair
     assert penstock(parent / "three", "context", "add", "first", f"{parent}/one/penstock-data").returncode == 0
     assert penstock(parent / "three", "context", "use", "first").returncode == 0

@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
-from tests.nvml import HAS_COMPILER, stub_environment
+from tests.nvml import HAS_COMPILER, make_stub_environment
 from tests.servers import ROOT, floats_json, write_identity, write_slow
 
 WITHIN_S = 60.0
@@ -38,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    environment = stub_environment(tmp_path_factory.mktemp("driver"))
+    environment = make_stub_environment(tmp_path_factory.mktemp("driver"))
     with ServerProcess(models, tmp_path_factory.mktemp("server"), "--workers", "2", environment=environment) as running:
         yield running
 

@@ -16,8 +16,8 @@ What its documentation advises, and what was set:
 import json
 from pathlib import Path
 
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
-from benchmarks.peers.raw import Candidates, RawPeer, handler_of
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, find_free_ports
+from benchmarks.peers.raw import Candidates, RawPeer, describe_handler
 
 TWO = {"workers": 2, "threads": 1}
 ONE = {"workers": 1, "threads": 2}
@@ -46,14 +46,14 @@ class BentoML(RawPeer):
     candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        [port] = free_ports(1)
+        [port] = find_free_ports(1)
         ready = folder.absolute() / "ready"
         ready.mkdir()
         given = {
             "workers": setting.values["workers"],
             "batch": setting.values.get("batch", 1),
             "ready": str(ready),
-            "handler": handler_of(workload, assets, setting.values),
+            "handler": describe_handler(workload, assets, setting.values),
         }
         here = str(Path(__file__).parent.absolute())
         options = ("--working-dir", here, "--host", HOST, "--port", str(port), "--timeout-keep-alive", "600")

@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import BEST, HOST, MINILM, Assets, Item, Launch, Setting, build_http_post, free_ports
+from benchmarks.peers.peer import BEST, HOST, MINILM, Assets, Item, Launch, Setting, build_http_post, find_free_ports
 
 HERE = Path(__file__).parent
 MODEL = "minilm"
@@ -84,7 +84,7 @@ class Infinity:
             export: list[str | Path] = [python, HERE / "export.py", model, folder / "onnx"]
             subprocess.run(export, check=True, timeout=EXPORT_TIMEOUT_S, env=environment, capture_output=True)
             model, start = ".", ["env", f"--chdir={folder / 'onnx'}", *start]
-        [port] = free_ports(1)
+        [port] = find_free_ports(1)
         options = {
             "--model-id": model,
             "--served-model-name": MODEL,

@@ -21,7 +21,7 @@ import json
 from pathlib import Path
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, free_ports
+from benchmarks.peers.peer import MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, find_free_ports
 
 HERE = Path(__file__).parent
 QUIET = {
@@ -60,7 +60,7 @@ class KServe(oip.OipPeer):
     candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        rest, grpc = free_ports(2)
+        rest, grpc = find_free_ports(2)
         log = folder / "log.json"
         log.write_text(json.dumps(QUIET))
         options = {
@@ -78,7 +78,7 @@ class KServe(oip.OipPeer):
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         if protocol == "rest" and workload == SRCNN:
-            return oip.json_request(workload, [base64.b64encode(item).decode()], binary_data_output=True)
+            return oip.make_json_request(workload, [base64.b64encode(item).decode()], binary_data_output=True)
         return super().request(workload, protocol, item)
 
 

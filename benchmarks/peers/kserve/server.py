@@ -35,7 +35,7 @@ class Handler(Model):
 
     def load(self) -> bool:
         for _ in range(max(1, self._options.pool)):
-            self._runners.put(runner(self._options))
+            self._runners.put(make_runner(self._options))
         self.ready = True
         return True
 
@@ -75,21 +75,21 @@ class PooledHandler(Handler):
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._answer, payload)
 
 
-def runner(options: argparse.Namespace) -> Callable[[Any], Any]:
+def make_runner(options: argparse.Namespace) -> Callable[[Any], Any]:
     model = load(options.model_name, options.model, options.engine, options.threads)
     if options.model_name == "noop":
         return lambda array: model.run(array)
     if options.model_name == "srcnn":
-        return lambda array: np.array([[model.upscale(photo(array.item()))]], dtype=object)
-    return lambda array: model.embed([text(array.item())])
+        return lambda array: np.array([[model.upscale(decode_photo(array.item()))]], dtype=object)
+    return lambda array: model.embed([decode_text(array.item())])
 
 
-def text(element: str | bytes) -> str:
+def decode_text(element: str | bytes) -> str:
     """Return the text; gRPC passes bytes, REST passes the string that KServe has decoded."""
     return element.decode() if isinstance(element, bytes) else element
 
 
-def photo(element: str | bytes) -> bytes:
+def decode_photo(element: str | bytes) -> bytes:
     """Return the photograph.
 
     GRPC passes bytes, REST passes base64 because KServe accepts only text in BYTES tensors.
@@ -100,11 +100,11 @@ def photo(element: str | bytes) -> bytes:
 @asynccontextmanager
 async def announce(_: Any) -> AsyncIterator[None]:
     """Report that this worker is ready; uvicorn calls this in each worker right before it listens."""
-    (parsed().folder / f"worker-{os.getpid()}").touch()
+    (parse_arguments().folder / f"worker-{os.getpid()}").touch()
     yield
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(parents=[model_server.parser])
     parser.add_argument("--model", required=True)
     parser.add_argument("--folder", type=Path, required=True)
@@ -120,6 +120,6 @@ model_server.app.router.lifespan_context = announce
 if __name__ == "__main__":
     uvloop.install()  # KServe itself uses it only with several workers
     asyncio.set_event_loop(asyncio.new_event_loop())  # KServe asks for one before it runs; uvloop does not make it
-    options = parsed()
+    options = parse_arguments()
     handler = PooledHandler(options) if options.pool else Handler(options)
     ModelServer(grace_period=2).start([handler])

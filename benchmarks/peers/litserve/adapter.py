@@ -14,8 +14,8 @@ What its documentation advises, and what was set:
 import json
 from pathlib import Path
 
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
-from benchmarks.peers.raw import Candidates, RawPeer, handler_of
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, find_free_ports
+from benchmarks.peers.raw import Candidates, RawPeer, describe_handler
 
 TWO = {"workers": 2, "threads": 1}
 ONE = {"workers": 1, "threads": 2}
@@ -47,9 +47,14 @@ class LitServe(RawPeer):
     candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        [port] = free_ports(1)
+        [port] = find_free_ports(1)
         defaults = {"api_servers": setting.values["workers"], "batch": 1, "wait_s": 0.0, "fast_queue": True}
-        given = {**defaults, **setting.values, "port": port, "handler": handler_of(workload, assets, setting.values)}
+        given = {
+            **defaults,
+            **setting.values,
+            "port": port,
+            "handler": describe_handler(workload, assets, setting.values),
+        }
         target = f"{HOST}:{port}"
         return Launch(
             command=(str(python), str(Path(__file__).with_name("server.py")), json.dumps(given)),

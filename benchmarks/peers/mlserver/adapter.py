@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, free_ports
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, find_free_ports
 
 HERE = Path(__file__).parent
 DEFAULTS = {"workers": 0, "threads": 1, "batch": 0, "batch_ms": 0, "alike": False}
@@ -57,7 +57,7 @@ class MLServer(oip.OipPeer):
     candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        rest, grpc = free_ports(2)
+        rest, grpc = find_free_ports(2)
         values = setting.values
         server = {
             "debug": False,
@@ -85,8 +85,8 @@ class MLServer(oip.OipPeer):
         if protocol == "grpc":
             return super().request(workload, protocol, item)
         if workload == NOOP:
-            return oip.json_request(workload, np.asarray(item, np.float32).ravel().tolist())
-        return oip.json_request(workload, [item if workload == MINILM else base64.b64encode(item).decode()])
+            return oip.make_json_request(workload, np.asarray(item, np.float32).ravel().tolist())
+        return oip.make_json_request(workload, [item if workload == MINILM else base64.b64encode(item).decode()])
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         if protocol == "grpc":

@@ -32,7 +32,9 @@ class Handler(MLModel):
 
 def texts_to_vectors(model: Any, options: Mapping[str, Any]) -> Run:
     embed = model.embed_alike if options["alike"] else model.embed
-    return lambda data: numbers("vector", embed([each.decode() if isinstance(each, bytes) else each for each in data]))
+    return lambda data: make_numbers(
+        "vector", embed([each.decode() if isinstance(each, bytes) else each for each in data])
+    )
 
 
 def photos_to_photos(model: Any, options: Mapping[str, Any]) -> Run:
@@ -49,8 +51,8 @@ def photos_to_photos(model: Any, options: Mapping[str, Any]) -> Run:
 
 
 def arrays_to_arrays(model: Any, options: Mapping[str, Any]) -> Run:
-    return lambda data: numbers("y", model.run(np.array(data, np.float32).reshape(-1, 256)))
+    return lambda data: make_numbers("y", model.run(np.array(data, np.float32).reshape(-1, 256)))
 
 
-def numbers(name: str, array: Any) -> ResponseOutput:
+def make_numbers(name: str, array: Any) -> ResponseOutput:
     return ResponseOutput(name=name, shape=list(array.shape), datatype="FP32", data=array.ravel().tolist())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, free_ports
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, find_free_ports
 from benchmarks.repository import link_model
 from penstock.pb.inference import grpc_service_pb2 as pb
 
@@ -38,7 +38,7 @@ class PenstockPeer(oip.OipPeer):
         weights = assets.folder(workload)
         source = weights if workload == NOOP else weights.parent  # the no-op's settings are beside its weights
         link_model(source, folder / "models" / workload, weights, **setting.values.get("model", {}))
-        http, grpc = free_ports(2)
+        http, grpc = find_free_ports(2)
         command = [python, "-m", "penstock", "serve", "--models", folder / "models", "--data-dir", folder / "data"]
         command += ["--http-port", http, "--grpc-port", grpc, *setting.values.get("flags", ())]
         return replace(oip.launch(command, workload, http, grpc), environment={})  # the Python that runs this benchmark

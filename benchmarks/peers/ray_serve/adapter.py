@@ -20,8 +20,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
-from benchmarks.peers.raw import Candidates, RawPeer, handler_of
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, find_free_ports
+from benchmarks.peers.raw import Candidates, RawPeer, describe_handler
 
 TWO = {"replicas": 2, "threads": 1}
 ONE = {"replicas": 1, "threads": 2}
@@ -56,7 +56,7 @@ class RayServe(RawPeer):
     candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        http_port, grpc_port, metrics_port, stats_port = free_ports(4)
+        http_port, grpc_port, metrics_port, stats_port = find_free_ports(4)
         # Ray's sockets are here, whose paths may have 107 bytes: `folder` may be too long. The server removes it.
         scratch = tempfile.mkdtemp(prefix="ray")
         given = {
@@ -68,7 +68,7 @@ class RayServe(RawPeer):
             "batch": setting.values.get("batch", 1),
             "wait_s": setting.values.get("wait_s", 0.0),
             "inline": workload == NOOP,
-            "handler": handler_of(workload, assets, setting.values),
+            "handler": describe_handler(workload, assets, setting.values),
         }
         environment = common_environment(scratch)
         if setting.values.get("haproxy", True):

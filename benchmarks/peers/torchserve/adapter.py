@@ -31,15 +31,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SAME, SHARED, SRCNN, Assets, Item, Launch, Setting, free_ports
-from benchmarks.peers.raw import RawPeer, body_of
+from benchmarks.peers.peer import (
+    HOST,
+    MINILM,
+    NOOP,
+    SAME,
+    SHARED,
+    SRCNN,
+    Assets,
+    Item,
+    Launch,
+    Setting,
+    find_free_ports,
+)
+from benchmarks.peers.raw import RawPeer, encode_body
 
 HERE = Path(__file__).parent
 MODEL = "model"
 PORTS = ("inference", "management", "metrics", "grpc_inference", "grpc_management", "worker")
 
 
-def candidate(engine: str, workers: int, threads: int, batch: int, is_pinned: bool = False) -> Setting:
+def make_candidate(engine: str, workers: int, threads: int, batch: int, is_pinned: bool = False) -> Setting:
     words = [
         {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}[engine],
         f"{workers} worker{'s' * (workers > 1)}",
@@ -68,21 +80,21 @@ class TorchServe(RawPeer):
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
         """Return the candidates; those of the group "best" include one with ONNX Runtime."""
         if workload == NOOP:
-            return [candidate("onnx", *shape) for shape in SHAPES[NOOP]]
+            return [make_candidate("onnx", *shape) for shape in SHAPES[NOOP]]
         if comparison == SAME:
-            engine, last = "onnx", candidate("onnx", 2, 1, 1, is_pinned=True)
+            engine, last = "onnx", make_candidate("onnx", 2, 1, 1, is_pinned=True)
         else:
-            engine, last = "openvino", candidate("onnx", 2, 1, 8 if workload == MINILM else 1)
-        return [*(candidate(engine, *shape) for shape in SHAPES[workload]), last]
+            engine, last = "openvino", make_candidate("onnx", 2, 1, 8 if workload == MINILM else 1)
+        return [*(make_candidate(engine, *shape) for shape in SHAPES[workload]), last]
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        ports = dict(zip(PORTS, find_free_ports(len(PORTS)), strict=True))
         for name in ("store", "logs", "tmp", "loaded"):
             (folder / name).mkdir()
-        (folder / "config.properties").write_text(properties(setting.values, ports))
-        archive(workload, setting.values, assets.folder(workload), folder, python)
+        (folder / "config.properties").write_text(format_properties(setting.values, ports))
+        make_archive(workload, setting.values, assets.folder(workload), folder, python)
         return Launch(
-            command=java_command(folder, python),
+            command=make_java_command(folder, python),
             environment={
                 "PYTHONPATH": str(SHARED),
                 # The frontend looks for the launcher that pins workers with plain `python`.
@@ -98,11 +110,13 @@ class TorchServe(RawPeer):
     # PredictionResponse has its bytes where BytesValue has them, which RawPeer reads: in field 1.
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         if protocol == "grpc":
-            return field(1, MODEL.encode()) + field(3, field(1, b"data") + field(2, body_of(item)))
+            return encode_field(1, MODEL.encode()) + encode_field(
+                3, encode_field(1, b"data") + encode_field(2, encode_body(item))
+            )
         return super().request(workload, protocol, item)
 
 
-def properties(values: Mapping[str, Any], ports: Mapping[str, int]) -> str:
+def format_properties(values: Mapping[str, Any], ports: Mapping[str, int]) -> str:
     lines = {f"{name}_address": f"http://{HOST}:{ports[name]}" for name in ("inference", "management", "metrics")}
     lines |= {f"{name}_port": str(ports[name]) for name in ("grpc_inference", "grpc_management")}
     lines |= {
@@ -118,7 +132,7 @@ def properties(values: Mapping[str, Any], ports: Mapping[str, int]) -> str:
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
-def archive(workload: str, values: Mapping[str, Any], model_folder: Path, folder: Path, python: Path) -> None:
+def make_archive(workload: str, values: Mapping[str, Any], model_folder: Path, folder: Path, python: Path) -> None:
     handler = {"workload": workload, "folder": str(model_folder), "alike": values["batch"] > 1}
     handler |= {key: values[key] for key in ("engine", "threads", "workers")}
     handler["loaded"] = str(folder / "loaded")
@@ -138,7 +152,7 @@ def archive(workload: str, values: Mapping[str, Any], model_folder: Path, folder
     subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
-def java_command(folder: Path, python: Path) -> list[str]:
+def make_java_command(folder: Path, python: Path) -> list[str]:
     java = shutil.which("java")
     if java is None:
         raise FileNotFoundError("TorchServe needs Java 17: apt-get install openjdk-17-jre-headless")
@@ -153,7 +167,7 @@ def java_command(folder: Path, python: Path) -> list[str]:
     ]
 
 
-def field(number: int, value: bytes) -> bytes:
+def encode_field(number: int, value: bytes) -> bytes:
     """Return a length-delimited field of a protobuf message."""
     size, rest = bytearray(), len(value)
     while rest > 127:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SRCNN, Assets, Launch, Setting, free_ports
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SRCNN, Assets, Launch, Setting, find_free_ports
 
 HERE = Path(__file__).parent
 DEFAULTS = {"way": "python", "instances": 1, "threads": 1, "batch": 1, "delay_us": 0, "alike": False}
@@ -59,7 +59,7 @@ class Triton(oip.OipPeer):
         return ("rest", "grpc")
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        rest, grpc = free_ports(2)
+        rest, grpc = find_free_ports(2)
         options = {
             "workload": workload,
             "model": assets.folder(workload),

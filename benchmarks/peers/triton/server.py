@@ -29,7 +29,7 @@ def serve_python_backend(options: argparse.Namespace) -> None:
     model = options.folder / "models" / options.workload
     (model / "1").mkdir(parents=True)
     (model / "1" / "model.py").symlink_to(HERE / "backend.py")
-    (model / "config.pbtxt").write_text(config(options))
+    (model / "config.pbtxt").write_text(format_config(options))
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(root.parent / "nvidia_pytriton.libs"),
@@ -45,33 +45,33 @@ def serve_python_backend(options: argparse.Namespace) -> None:
         "grpc-port": options.grpc,
         "allow-metrics": "false",
         "log-info": "false",
-        **tls_flags(options),
+        **list_tls_flags(options),
     }
     program = str(root / "tritonserver" / "bin" / "tritonserver")
     os.execve(program, [program, *(f"--{name}={value}" for name, value in flags.items())], environment)
 
 
-def tls_flags(options: argparse.Namespace) -> dict[str, str]:
+def list_tls_flags(options: argparse.Namespace) -> dict[str, str]:
     """Return the flags for TLS on the gRPC port; Triton has none for REST."""
     if not options.tls_cert:
         return {}
     return {"grpc-use-ssl": "true", "grpc-server-cert": options.tls_cert, "grpc-server-key": options.tls_key}
 
 
-def config(options: argparse.Namespace) -> str:
+def format_config(options: argparse.Namespace) -> str:
     """Return the model's config.pbtxt."""
     parameters = {name: getattr(options, name) for name in ("model", "engine", "threads", "alike")}
     batching = f"dynamic_batching {{ max_queue_delay_microseconds: {options.delay_us} }}\n" if options.batch > 1 else ""
     return (
         f'name: "{options.workload}"\nbackend: "python"\nmax_batch_size: {options.batch}\n'
-        f"input [ {tensor(INPUTS[options.workload])} ]\noutput [ {tensor(OUTPUTS[options.workload])} ]\n"
+        f"input [ {format_tensor(INPUTS[options.workload])} ]\noutput [ {format_tensor(OUTPUTS[options.workload])} ]\n"
         f"instance_group [ {{ count: {options.instances} kind: KIND_CPU }} ]\n{batching}"
     ) + "".join(
         f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n' for name, value in parameters.items()
     )
 
 
-def tensor(described: tuple[str, str, int]) -> str:
+def format_tensor(described: tuple[str, str, int]) -> str:
     name, datatype, size = described
     return f'{{ name: "{name}" data_type: {datatype} dims: [ {size} ] }}'
 
@@ -117,7 +117,7 @@ def serve_pytriton(options: argparse.Namespace) -> None:
     triton.serve()
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--way", choices=("python", "pytriton"), required=True)
     for name in ("workload", "model", "engine", "alike", "host"):
@@ -131,5 +131,5 @@ def parsed() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    given = parsed()
+    given = parse_arguments()
     {"python": serve_python_backend, "pytriton": serve_pytriton}[given.way](given)

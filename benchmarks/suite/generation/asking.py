@@ -20,7 +20,7 @@ class AnswerTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class CompletionLoad:
     """A load of `callers` that wait for their answers or, if `callers` is 0, of requests at the times `due`."""
 
     prompts: Sequence[str]
@@ -29,7 +29,7 @@ class Asking:
     due: Sequence[float] = ()
 
 
-async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -> list[AnswerTimes]:
+async def ask_all(address: str, model: str, asking: CompletionLoad, is_streamed: bool) -> list[AnswerTimes]:
     began = time.perf_counter()
     waiting = iter(range(len(asking.prompts)))
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.repository import link_model
 from benchmarks.suite.figures import SuiteFigure, ratio
-from benchmarks.suite.generation.asking import AnswerTimes, Asking, ask_all
-from benchmarks.suite.generation.neighbour import WAYS, neighbour_p99_ms
+from benchmarks.suite.generation.asking import AnswerTimes, CompletionLoad, ask_all
+from benchmarks.suite.generation.neighbour import WAYS, measure_neighbour_p99_ms
 from penstock.experiments.processes import ChildProcess, ServerRun
 from penstock.models.folder import read_model_folder
 from penstock.models.samples.texts import mixed
@@ -58,7 +58,7 @@ class EngineRun(ChildProcess):
         command = [sys.executable, "-m", "benchmarks.suite.generation.bare", *words]
         super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
 
-    def run(self, asking: Asking) -> list[AnswerTimes]:
+    def run(self, asking: CompletionLoad) -> list[AnswerTimes]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(asdict(asking)).encode() + b"\n")
@@ -76,7 +76,7 @@ class LlamaRun(ChildProcess):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ComparedServers:
     """The compared servers and the bare engine, which get equal requests in turns."""
 
     engine: EngineRun
@@ -84,36 +84,36 @@ class Ways:
     llama: str
     prompts: Prompts = field(default_factory=Prompts)
 
-    def turn(self, callers: int, is_reversed: bool) -> dict[str, float]:
+    def measure_turn(self, callers: int, is_reversed: bool) -> dict[str, float]:
         """Measure tokens per second of each server, directly after one another, as the machine's speed changes."""
         ways = ["engine", "whole", "streamed"]
-        return self._tokens_per_s(ways[::-1] if is_reversed else ways, callers)
+        return self._measure_tokens_per_s(ways[::-1] if is_reversed else ways, callers)
 
-    def turn_with_llama(self, callers: int) -> dict[str, float]:
-        return self._tokens_per_s(["streamed", "llama.cpp"], callers)
+    def measure_turn_with_llama(self, callers: int) -> dict[str, float]:
+        return self._measure_tokens_per_s(["streamed", "llama.cpp"], callers)
 
-    def first_token_s(self, due: Sequence[float], ways: Sequence[str]) -> dict[str, float]:
+    def measure_first_token_s(self, due: Sequence[float], ways: Sequence[str]) -> dict[str, float]:
         found, texts = {}, self.prompts.texts(len(due))
         for way in ways:
-            told = self._run(way, Asking(self.prompts.numbered(texts), TOKENS, due=due))
+            told = self._run(way, CompletionLoad(self.prompts.numbered(texts), TOKENS, due=due))
             found[way] = median(one.first - one.due for one in told)
         return found
 
-    def _tokens_per_s(self, ways: Sequence[str], callers: int) -> dict[str, float]:
+    def _measure_tokens_per_s(self, ways: Sequence[str], callers: int) -> dict[str, float]:
         found, texts = {}, self.prompts.texts(callers * ANSWERS)
         for way in ways:
-            told = self._run(way, Asking(self.prompts.numbered(texts), TOKENS, callers))
+            told = self._run(way, CompletionLoad(self.prompts.numbered(texts), TOKENS, callers))
             found[way] = len(told) * TOKENS / max(one.end for one in told)
         return found
 
-    def _run(self, way: str, asking: Asking) -> list[AnswerTimes]:
+    def _run(self, way: str, asking: CompletionLoad) -> list[AnswerTimes]:
         if way == "engine":
             return self.engine.run(asking)
         address = self.llama if way == "llama.cpp" else self.served
         return asyncio.run(ask_all(address, MODEL, asking, is_streamed=way != "whole"))
 
 
-def generation_figures(
+def measure_generation(
     models: Path, folder: Path, rounds: int, say: Say
 ) -> tuple[list[SuiteFigure], dict[str, float | str]]:
     """Measure generated text; return the figures, including those without a required minimum."""
@@ -123,19 +123,21 @@ def generation_figures(
         ServerRun(folder / "models", folder) as server,
         LlamaRun(engine.file, engine.threads) as llama,
     ):
-        ways = Ways(engine, server.http, llama.address)
-        rates = _alternated(ways, rounds * TURNS)
-        _say_all(say, "tokens/s with {} callers", rates)
+        ways = ComparedServers(engine, server.http, llama.address)
+        rates = _alternate_turns(ways, rounds * TURNS)
+        _print_all(say, "tokens/s with {} callers", rates)
         peak = median(each[max(CALLERS)]["engine"] for each in rates) / TOKENS
         firsts = [
-            ways.first_token_s(_arrivals(LOAD * peak, turn), ["engine", "streamed"][:: -1 if turn % 2 else 1])
+            ways.measure_first_token_s(
+                _draw_arrivals(LOAD * peak, turn), ["engine", "streamed"][:: -1 if turn % 2 else 1]
+            )
             for turn in range(rounds * TURNS)
         ]
-        _say_all(say, f"first token at {LOAD:.0%} of {{}} requests/s, s", [{round(peak, 1): each} for each in firsts])
-        beside = [{callers: ways.turn_with_llama(callers) for callers in CALLERS} for _ in range(LLAMA_ROUNDS)]
-        _say_all(say, "tokens/s with {} callers", beside)
-        waited = ways.first_token_s(_arrivals(LOAD * peak, 0), ["streamed", "llama.cpp"])
-    p99_ms = neighbour_p99_ms(models, folder / "beside", NEIGHBOUR_S)
+        _print_all(say, f"first token at {LOAD:.0%} of {{}} requests/s, s", [{round(peak, 1): each} for each in firsts])
+        beside = [{callers: ways.measure_turn_with_llama(callers) for callers in CALLERS} for _ in range(LLAMA_ROUNDS)]
+        _print_all(say, "tokens/s with {} callers", beside)
+        waited = ways.measure_first_token_s(_draw_arrivals(LOAD * peak, 0), ["streamed", "llama.cpp"])
+    p99_ms = measure_neighbour_p99_ms(models, folder / "beside", NEIGHBOUR_S)
     say("  p99 of minilm, ms: " + ", ".join(f"{how} {value:.1f}" for how, value in p99_ms.items()))
     facts: dict[str, float | str] = {
         f"generate_over_llama_cpp_c{callers}": median(
@@ -146,16 +148,20 @@ def generation_figures(
     facts["generate_ttft_over_llama_cpp"] = waited["streamed"] / waited["llama.cpp"]
     for how in WAYS:
         facts[f"generate_neighbour_p99_{how}"] = p99_ms[how] / p99_ms["alone"]
-    return _figures(rates, firsts), facts
+    return _make_figures(rates, firsts), facts
 
 
-def _alternated(ways: Ways, turns: int) -> list[dict[int, dict[str, float]]]:
+def _alternate_turns(ways: ComparedServers, turns: int) -> list[dict[int, dict[str, float]]]:
     for callers in CALLERS:
-        ways.turn(callers, is_reversed=False)  # not counted: the first answers take longer
-    return [{callers: ways.turn(callers, is_reversed=turn % 2 == 1) for callers in CALLERS} for turn in range(turns)]
+        ways.measure_turn(callers, is_reversed=False)  # not counted: the first answers take longer
+    return [
+        {callers: ways.measure_turn(callers, is_reversed=turn % 2 == 1) for callers in CALLERS} for turn in range(turns)
+    ]
 
 
-def _figures(rates: Sequence[dict[int, dict[str, float]]], firsts: Sequence[dict[str, float]]) -> list[SuiteFigure]:
+def _make_figures(
+    rates: Sequence[dict[int, dict[str, float]]], firsts: Sequence[dict[str, float]]
+) -> list[SuiteFigure]:
     def of(way: str, callers: int) -> list[float]:
         return [each[callers][way] for each in rates]
 
@@ -177,13 +183,13 @@ def _figures(rates: Sequence[dict[int, dict[str, float]]], firsts: Sequence[dict
     ]
 
 
-def _arrivals(rate: float, seed: int) -> list[float]:
+def _draw_arrivals(rate: float, seed: int) -> list[float]:
     """Return random times of arrival."""
     rng = random.Random(seed)
     return list(accumulate(rng.expovariate(rate) for _ in range(ARRIVALS)))
 
 
-def _say_all(say: Say, what: str, found: Sequence[Mapping[Any, Mapping[str, float]]]) -> None:
+def _print_all(say: Say, what: str, found: Sequence[Mapping[Any, Mapping[str, float]]]) -> None:
     for case in found[0]:
         ways = {way: median(each[case][way] for each in found) for way in found[0][case]}
         say(f"  {what.format(case)}: " + ", ".join(f"{way} {value:.3g}" for way, value in ways.items()))

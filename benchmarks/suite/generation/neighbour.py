@@ -8,7 +8,7 @@ from statistics import quantiles
 from typing import Any
 
 from benchmarks.repository import link_model
-from benchmarks.suite.generation.asking import Asking, ask_all, post
+from benchmarks.suite.generation.asking import CompletionLoad, ask_all, post
 from penstock.experiments.processes import ServerRun
 
 GENERATING, NEIGHBOUR = "smollm2", "minilm"
@@ -21,7 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def neighbour_p99_ms(models: Path, folder: Path, seconds: float) -> dict[str, float]:
+def measure_neighbour_p99_ms(models: Path, folder: Path, seconds: float) -> dict[str, float]:
     """Return the p99 of a model alone, and beside a generating model with each of these settings."""
     found: dict[str, float] = {}
     for name, changes in WAYS.items():
@@ -29,14 +29,16 @@ def neighbour_p99_ms(models: Path, folder: Path, seconds: float) -> dict[str, fl
         link_model(models / GENERATING, folder / name / "models" / GENERATING, residence={"load": "eager"}, **changes)
         with ServerRun(folder / name / "models", folder / name) as server:
             if not found:
-                found["alone"] = asyncio.run(_p99_ms(server.http, seconds, is_busy=False))
-            found[name] = asyncio.run(_p99_ms(server.http, seconds, is_busy=True))
+                found["alone"] = asyncio.run(_measure_p99_ms(server.http, seconds, is_busy=False))
+            found[name] = asyncio.run(_measure_p99_ms(server.http, seconds, is_busy=True))
     return found
 
 
-async def _p99_ms(address: str, seconds: float, is_busy: bool) -> float:
+async def _measure_p99_ms(address: str, seconds: float, is_busy: bool) -> float:
     prompts = [f"{number}. Once upon a time" for number in range(10_000)]
-    busy = asyncio.create_task(ask_all(address, GENERATING, Asking(prompts, TOKENS, CALLERS), is_streamed=False))
+    busy = asyncio.create_task(
+        ask_all(address, GENERATING, CompletionLoad(prompts, TOKENS, CALLERS), is_streamed=False)
+    )
     try:
         if is_busy:
             await asyncio.sleep(2)

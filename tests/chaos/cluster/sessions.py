@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.cluster import ClusterHosts
 from benchmarks.repository import python_settings, write_model
-from benchmarks.valkey import valkey_binary
+from benchmarks.valkey import find_valkey_binary
 from benchmarks.waiting import until, until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -147,7 +147,7 @@ async def _start_redis(hosts: ClusterHosts, folder: Path) -> Path:
     """Start Redis and return the settings of gateways that use it."""
     address = hosts.address(MANAGER)
     options = ("--port", str(REDIS_PORT), "--bind", address, "--protected-mode", "no", "--save", "")
-    redis = hosts.run(MANAGER, [valkey_binary(), *options], folder / "redis.log")
+    redis = hosts.run(MANAGER, [find_valkey_binary(), *options], folder / "redis.log")
     await until_seen(lambda: "Ready to accept" in redis.log.read_text(), "Redis is ready", 30.0)
     settings = folder / "gateway.yaml"
     settings.write_text(yaml.safe_dump({"sessions": {"url": f"redis://{address}:{REDIS_PORT}/0"}}))

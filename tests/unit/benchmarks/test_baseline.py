@@ -17,7 +17,7 @@ def figure(value: float, spread: float = 0.0, is_ceiling: bool = False) -> Suite
 def known(*values: float) -> Baseline:
     found = Baseline({})
     for value in values:
-        found = found.with_run([figure(value)])
+        found = found.append_run([figure(value)])
     return found
 
 
@@ -41,7 +41,7 @@ def test_noisy_rounds_count_as_noise_of_the_run() -> None:
 
 
 def test_a_higher_value_is_worse_for_a_ceiling() -> None:
-    baseline = Baseline({}).with_run([figure(2.0, is_ceiling=True)])
+    baseline = Baseline({}).append_run([figure(2.0, is_ceiling=True)])
     assert baseline.compare([figure(2.2, is_ceiling=True)])[0].is_worse
     assert not baseline.compare([figure(1.0, is_ceiling=True)])[0].is_worse
 

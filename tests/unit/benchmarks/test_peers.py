@@ -11,7 +11,7 @@ import pytest
 from benchmarks.peers import venvs
 from benchmarks.peers.checks import find_fault
 from benchmarks.peers.failures import InstallFailed
-from benchmarks.peers.figures import NamedFigure, named_figures
+from benchmarks.peers.figures import NamedFigure, compute_named_figures
 from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, Assets, Item, Launch, Setting
 from benchmarks.peers.plan import (
     BY_HAND,
@@ -25,15 +25,15 @@ from benchmarks.peers.plan import (
     TENSOR,
     Contender,
     PeerTurn,
+    choose_kind,
     is_done,
     keep,
-    kind_of,
-    open_turns,
-    search_group,
-    turns,
+    make_search_group,
+    plan_open_turns,
+    plan_turns,
 )
 from benchmarks.peers.results import PeerResults, Record, WindowRow
-from benchmarks.peers.roster import Entrant, candidates, contenders, enter
+from benchmarks.peers.roster import Entrant, candidates, contenders, load_entrant
 from benchmarks.peers.search import Choice
 from benchmarks.peers.summary import summarize
 from benchmarks.peers.table import render
@@ -89,20 +89,20 @@ def verdicts_of(records: Sequence[Record], figure: str, scope: str) -> list[Verd
 
 
 def test_every_other_round_runs_backwards() -> None:
-    found = turns([replace(TEXT, rounds=3)], {"minilm": [contender(name) for name in "abc"]})
+    found = plan_turns([replace(TEXT, rounds=3)], {"minilm": [contender(name) for name in "abc"]})
     assert [turn.contender.server for turn in found] == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
     assert [turn.number for turn in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_recorded_rounds_are_not_repeated() -> None:
-    first, second = turns([replace(TEXT, rounds=2)], {"minilm": [contender("a")]})
+    first, second = plan_turns([replace(TEXT, rounds=2)], {"minilm": [contender("a")]})
     records = [first.record([WindowRow(MIXED, "rest", 1, 5.0)])]
     assert is_done(first, records)
     assert not is_done(second, records)
 
 
-def test_a_contender_that_never_completed_a_round_is_out() -> None:
-    first, second, third = turns([replace(TEXT, rounds=3)], {"minilm": [contender("a")]})
+def test_a_contender_that_never_completed_a_round_is_left_out() -> None:
+    first, second, third = plan_turns([replace(TEXT, rounds=3)], {"minilm": [contender("a")]})
     assert is_done(second, [first.record([], "not ready")])
     good = first.record([WindowRow(MIXED, "rest", 1, 5.0)])
     assert not is_done(third, [good, second.record([], "not ready")])
@@ -110,7 +110,7 @@ def test_a_contender_that_never_completed_a_round_is_out() -> None:
 
 def test_resuming_keeps_results_that_were_measured_under_the_same_conditions() -> None:
     row = [WindowRow(MIXED, "rest", 1, 5.0)]
-    (now,) = turns([replace(TEXT, rounds=1)], {"minilm": [contender("a", "new")]})
+    (now,) = plan_turns([replace(TEXT, rounds=1)], {"minilm": [contender("a", "new")]})
     kept = now.record(row)
     stale = replace(kept, setting="old")
     failed = replace(kept, number=1, failure="not ready")
@@ -120,12 +120,12 @@ def test_resuming_keeps_results_that_were_measured_under_the_same_conditions() -
 
 def test_rates_are_shares_of_the_best_peers_peak() -> None:
     names = (PENSTOCK, "kserve", "mlserver", "triton")
-    peaks = turns([OPEN], {"open": [contender(name) for name in names]})
+    peaks = plan_turns([OPEN], {"open": [contender(name) for name in names]})
     assert [turn.contender.server for turn in peaks] == [*names]
     assert {level.name for turn in peaks for level in turn.group.levels} == {MIXED}
     rps = {PENSTOCK: 300.0, "kserve": 150.0, "mlserver": 100.0, "triton": 200.0}
     records = [turn.record([WindowRow(MIXED, "rest", 32, rps[turn.contender.server])]) for turn in peaks]
-    found = open_turns([OPEN], peaks, records)
+    found = plan_open_turns([OPEN], peaks, records)
     assert [turn.contender.server for turn in found[:3]] == ["kserve", "triton", PENSTOCK]
     assert len(found) == 3 * OPEN.rounds
     levels = found[0].group.levels
@@ -135,7 +135,7 @@ def test_rates_are_shares_of_the_best_peers_peak() -> None:
         (f"{MIXED} at 90%", 180.0),
     ]
     assert not any(is_done(turn, records) for turn in found)
-    assert open_turns([OPEN], peaks, records[1:]) == []  # no peer to compare with
+    assert plan_open_turns([OPEN], peaks, records[1:]) == []  # no peer to compare with
 
 
 def test_results_survive_saving_and_loading(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_results_survive_saving_and_loading(tmp_path: Path) -> None:
 
 def test_the_search_measures_one_window_per_group() -> None:
     found = {
-        group.name: [(level.load, level.concurrency) for level in search_group(group).levels]
+        group.name: [(level.load, level.concurrency) for level in make_search_group(group).levels]
         for group in GROUPS
         if group is not OPEN
     }
@@ -191,18 +191,18 @@ def test_the_best_mode_measures_a_peer_as_offered_and_tuned_by_hand() -> None:
     assert {(one.kind, one.setting_name) for one in found[1:]} == {(BY_HAND, "hand"), (OFFERED, "plain")}
     assert all(one.protocols == ("grpc",) for one in found[1:]), "each server uses its fastest protocol"
     assert contenders(TENSORS, [entrant], Choice())[0].protocols == ("grpc", "rest")
-    assert kind_of(PENSTOCK, BEST, hand) == ""
+    assert choose_kind(PENSTOCK, BEST, hand) == ""
 
 
 def test_a_peer_that_cannot_take_part_is_listed_with_the_reason() -> None:
     refuses = Entrant("triton", Adapter({}), Path("python"))
-    broken = enter("no_such_peer")
+    broken = load_entrant("no_such_peer")
     assert contenders(TENSORS, [refuses], Choice()) == [Contender("triton", "triton", refusal="serves other things")]
     assert "ModuleNotFoundError" in candidates(TENSORS, broken)[0].failure
 
 
 def test_penstock_has_several_settings_and_the_shipped_one_comes_first() -> None:
-    entrant = enter(PENSTOCK)
+    entrant = load_entrant(PENSTOCK)
     for group in GROUPS:
         found = candidates(group, entrant)
         assert found[0].setting_name.startswith("as shipped")
@@ -214,30 +214,30 @@ def test_a_peer_is_installed_while_its_venv_is_made_from_its_files(tmp_path: Pat
     folder, made = tmp_path / "peer", tmp_path / "venvs" / "peer"
     folder.mkdir()
     (folder / "requirements.txt").write_text("one==1\n")
-    assert venvs.installed(folder, tmp_path / "venvs") is None
+    assert venvs.find_installed(folder, tmp_path / "venvs") is None
     (made / "bin").mkdir(parents=True)
     (made / "bin" / "python").touch()
-    (made / venvs.STAMP).write_text(venvs.stamp(folder))
-    assert venvs.installed(folder, tmp_path / "venvs") == made / "bin" / "python"
+    (made / venvs.STAMP).write_text(venvs.compute_stamp(folder))
+    assert venvs.find_installed(folder, tmp_path / "venvs") == made / "bin" / "python"
     (folder / "requirements.txt").write_text("one==2\n")
-    assert venvs.installed(folder, tmp_path / "venvs") is None
+    assert venvs.find_installed(folder, tmp_path / "venvs") is None
 
 
 def test_the_stamp_changes_with_the_requirements_of_the_venv(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("a==1\n")
-    first = venvs.stamp(tmp_path)
+    first = venvs.compute_stamp(tmp_path)
     (tmp_path / "server.py").write_text("")
-    assert venvs.stamp(tmp_path) == first
+    assert venvs.compute_stamp(tmp_path) == first
     (tmp_path / "apt.txt").write_text("default-jre\n")
-    second = venvs.stamp(tmp_path)
+    second = venvs.compute_stamp(tmp_path)
     (tmp_path / "requirements.txt").write_text("a==2\n")
-    assert len({first, second, venvs.stamp(tmp_path)}) == 3
+    assert len({first, second, venvs.compute_stamp(tmp_path)}) == 3
 
 
 def test_requirements_are_installed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for name in ("requirements.10.txt", "requirements.2.txt", "requirements.0.txt", "apt.txt", "requirements-dev.txt"):
         (tmp_path / name).touch()
-    found = [file.name for file in venvs.requirement_files(tmp_path)]
+    found = [file.name for file in venvs.list_requirement_files(tmp_path)]
     assert found == ["requirements.0.txt", "requirements.2.txt", "requirements.10.txt"]
 
 
@@ -245,7 +245,7 @@ def test_a_failed_installation_has_a_reason(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("a==1\n")
     (tmp_path / "interpreter").write_text("/no/such/python\n")
     with pytest.raises(InstallFailed, match="/no/such/python"):
-        venvs.ensure(tmp_path, tmp_path / "venvs")
+        venvs.ensure_venv(tmp_path, tmp_path / "venvs")
 
 
 def test_answers_must_be_close_to_the_reference() -> None:
@@ -272,16 +272,16 @@ def test_named_figures_are_taken_from_the_measured_results() -> None:
     records = measured(PENSTOCK, [6.0, 9.0, 7.0], **window) + measured("triton", [8.0, 10.0, 10.0], **window)
     records += measured(PENSTOCK, [99.0], concurrency=64, **window) + measured("kserve", [99.0], **window)
     records += measured(PENSTOCK, [99.0], **(window | {"protocol": "rest"}))
-    assert named_figures(summarize(records)) == {"noop_grpc_over_triton": NamedFigure(0.7, 0.7)}
+    assert compute_named_figures(summarize(records)) == {"noop_grpc_over_triton": NamedFigure(0.7, 0.7)}
     assert "| `noop_grpc_over_triton` | 0.70 | ≥ 0.7 |" in render(PeerResults(1.0, records, MACHINE))
 
 
-def test_latencies_at_given_rates_have_names() -> None:
+def test_latencies_at_given_rates_become_named_figures() -> None:
     records = []
     for share, ours in (("50", 8.0), ("70", 11.0), ("90", 9.5)):
         window: dict[str, Any] = {"group": "open", "load": f"{MIXED} at {share}%", "concurrency": 64}
         records += measured(PENSTOCK, [50.0], p99_ms=ours, **window) + measured("kserve", [50.0], p99_ms=10.0, **window)
-    found = named_figures(summarize(records))
+    found = compute_named_figures(summarize(records))
     assert {key.removeprefix("open_p99_over_peer"): (each.value, each.bar) for key, each in found.items()} == {
         "_50": (0.8, 1.0),
         "_70": (1.1, 1.0),

@@ -244,7 +244,7 @@ async def test_a_large_request_is_sent_as_a_unary_call(server: Server, monkeypat
             await client.infer("m", {"x": np.zeros(1024 * 1024, np.float32)})
 
 
-async def test_callers_that_leave_do_not_delay_others(server: Server) -> None:
+async def test_callers_that_cancel_do_not_delay_others(server: Server) -> None:
     async with AsyncClient(server.address, streams=1) as client:
         left = asyncio.create_task(client.infer("silent", numbers(1)))
         await asyncio.sleep(0.05)

@@ -33,7 +33,7 @@ class Stalled:
         self._cancelled.set()
 
 
-async def test_requests_of_callers_that_leave_do_not_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_of_callers_that_cancel_do_not_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_stream, "MAX_WAITING", 3)
     made = InferStream(Stalled(), "nowhere")
     for _ in range(3):

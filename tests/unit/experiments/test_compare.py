@@ -61,7 +61,7 @@ def test_two_runs_of_the_same_system_agree() -> None:
     assert sum(compare_figures.verdict != "no difference" for compare_figures in changes) <= 2
 
 
-def test_single_repeats_decide_nothing() -> None:
+def test_single_repeats_give_no_verdict() -> None:
     a, b = make_results({ONE: [100]}), make_results({ONE: [10]})
     assert verdicts(a, b) == {ONE: ("unknown", "unknown")}
     assert not compare(a, b).has_worse

@@ -71,7 +71,7 @@ def test_the_page_has_every_plot_and_every_case(results: Results) -> None:
         assert word in page.words
 
 
-def test_words_of_an_experiment_are_escaped(results: Results) -> None:
+def test_texts_of_an_experiment_are_escaped(results: Results) -> None:
     assert "Numbers &lt;b&gt;that&lt;/b&gt; a test chose" in to_html(results)
 
 

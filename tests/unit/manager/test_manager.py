@@ -21,7 +21,7 @@ from penstock.manager.term import BlocksReport, EventDraft, WorkerFacts
 from penstock.manager.worker_liveness import WorkerArrived, WorkerReported
 from penstock.storage.metadata.metadata_store import Compare, MetadataStore, Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
-from tests.managers import block_views, make_manager
+from tests.managers import list_block_views, make_manager
 
 HASHED = Routing(policy="hash", key="user").model_dump_json()
 
@@ -60,7 +60,7 @@ async def test_routing_is_published_and_removed(repository: Path, store: Metadat
         for routing in (HASHED, ""):
             seen = view.revision
             await manager.deployer.set_routing("a", routing)
-            assert routings(block_views(manager)) == {"a": routing, "b": ""}
+            assert routings(list_block_views(manager)) == {"a": routing, "b": ""}
             assert len(view.read_since(seen).changed) == 1, "the change is published once"
 
 
@@ -68,10 +68,10 @@ async def test_routing_survives_the_manager(repository: Path, store: MetadataSto
     async with managing(repository, store) as manager:
         await manager.deployer.set_routing("b", HASHED)
     async with managing(repository, store) as manager:
-        assert routings(block_views(manager)) == {"a": "", "b": HASHED}
+        assert routings(list_block_views(manager)) == {"a": "", "b": HASHED}
         await manager.deployer.set_routing("b", "")
     async with managing(repository, store) as manager:
-        assert routings(block_views(manager)) == {"a": "", "b": ""}
+        assert routings(list_block_views(manager)) == {"a": "", "b": ""}
 
 
 async def test_invalid_routing_changes_nothing(repository: Path, store: MetadataStore) -> None:
@@ -82,13 +82,13 @@ async def test_invalid_routing_changes_nothing(repository: Path, store: Metadata
             with pytest.raises(InvalidRequest, match=r"docs/routing\.md"):
                 await manager.deployer.set_routing("a", wrong)
         assert (await store.list("routing/")).records == ()
-        assert routings(block_views(manager)) == {"a": "", "b": ""}
+        assert routings(list_block_views(manager)) == {"a": "", "b": ""}
 
 
 async def test_an_unreadable_stored_routing_is_ignored(repository: Path, store: MetadataStore) -> None:
     await store.put("routing/a", b'{"policy": "of a later version"}')
     async with managing(repository, store) as manager:
-        assert routings(block_views(manager)) == {"a": "", "b": ""}
+        assert routings(list_block_views(manager)) == {"a": "", "b": ""}
 
 
 # --- desired state is stored
@@ -119,15 +119,15 @@ async def serve_as(manager: Manager, worker: str) -> None:
 
 
 def states(manager: Manager) -> dict[str, BlockState]:
-    return {view.model: view.state for view in block_views(manager)}
+    return {view.model: view.state for view in list_block_views(manager)}
 
 
 async def test_blocks_keep_their_ids_and_revisions_after_restarts(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as manager:
-        before = {view.model: view.block_id for view in block_views(manager)}
+        before = {view.model: view.block_id for view in list_block_views(manager)}
         revisions = {block_id: block.revision for block_id, block in manager.control.desired.blocks.items()}
     async with managing(repository, store) as manager:
-        assert {view.model: view.block_id for view in block_views(manager)} == before
+        assert {view.model: view.block_id for view in list_block_views(manager)} == before
         assert {block_id: block.revision for block_id, block in manager.control.desired.blocks.items()} == revisions
 
 
@@ -309,7 +309,7 @@ async def test_a_follower_refuses_changes_and_names_the_leader(repository: Path,
             with pytest.raises(NotLeader, match="'manager' leads"):
                 await call
         await leader.deployer.set_routing("a", HASHED)
-        await follower.control.wait_until(lambda: routings(block_views(follower))["a"] == HASHED)
+        await follower.control.wait_until(lambda: routings(list_block_views(follower))["a"] == HASHED)
         for number in range(3):  # what this test loaded, together with the leader's updates
             leader.control.events.emit("test", f"l{number}", "")
             follower.control.events.emit("test", f"f{number}", "")
@@ -335,11 +335,11 @@ async def test_blocks_of_an_earlier_version_of_penstock_keep_their_ids(repositor
     """The earlier version stored only the blocks' ids, so nobody has unloaded them."""
     await store.put("blocks/blk-old", b'{"model": "a", "version": "1"}')
     async with managing(repository, store) as manager:
-        assert {view.model: view.state for view in block_views(manager)} == {
+        assert {view.model: view.state for view in list_block_views(manager)} == {
             "a": BlockState.LOADING,
             "b": BlockState.LOADING,
         }
-        assert [view.block_id for view in block_views(manager) if view.model == "a"] == ["blk-old"]
+        assert [view.block_id for view in list_block_views(manager) if view.model == "a"] == ["blk-old"]
 
 
 async def test_a_version_must_be_a_number(repository: Path, store: MetadataStore) -> None:
@@ -371,5 +371,5 @@ async def test_several_models_are_deployed_and_each_completely_or_not_at_all(
         (repository / f"m{number}" / "1" / "model.onnx").write_bytes(b"never read here")
         (repository / f"m{number}" / "model.yaml").write_text("task: tensor\n")
     async with managing(repository, store) as manager:
-        assert len(block_views(manager)) == 122
+        assert len(list_block_views(manager)) == 122
         assert len({block.revision for block in manager.control.desired.blocks.values()}) == 3

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockView, ClusterView, GatewayMember
 from penstock.core.config import Limits
@@ -221,7 +221,7 @@ async def test_connections_beyond_the_limit_are_closed_at_once(
     manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager_server, "raise_file_limit", lambda: 30)
-    server = await serve_manager(manager, f"127.0.0.1:{(port := free_ports(1)[0])}")
+    server = await serve_manager(manager, f"127.0.0.1:{(port := find_free_ports(1)[0])}")
     most = compute_max_grpc_connections(Limits(), 30)
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * most)]
     for _, writer in opened:

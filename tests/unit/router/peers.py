@@ -20,7 +20,7 @@ from penstock.wire import job_messages
 from penstock.wire.encodings import encode_description
 from penstock.wire.sockets import DealerSocket
 from penstock.wire.zmq_endpoints import Endpoint
-from tests.heard import Heard
+from tests.heard import ReceivedMessages
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
 ANSWER = Tensor("y", "FP32", (1, 1), b"\0\0\x80\x3f")
@@ -44,7 +44,7 @@ def offer(described: BlockDescription, credits: int = 1, **more: object) -> pb.B
     )
 
 
-class Peer(Heard):
+class Peer(ReceivedMessages):
     """A worker's end of the socket, which records received messages."""
 
     def __init__(self, endpoint: str, name: str) -> None:

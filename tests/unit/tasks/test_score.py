@@ -16,7 +16,7 @@ from penstock.models.model_yaml import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.options import ScoreOptions, TextLimits
 from penstock.tasks.score import build_score_task
-from tests.checkpoints import reference_logits, save_classifier
+from tests.checkpoints import compute_reference_logits, save_classifier
 from tests.unit.tasks.runs import Loaded, column, load_model
 
 TEXTS: list[str] = json.loads((Path(__file__).parents[2] / "data" / "minilm_reference.json").read_text())
@@ -129,7 +129,7 @@ def test_batching_does_not_change_answers(model: str, request: pytest.FixtureReq
 def test_cross_encoder_scores_equal_transformers(cross: Loaded, checkpoint: Path) -> None:
     pairs = [(query, passage) for query in QUERIES for passage in PASSAGES]
     queries, passages = [query for query, _ in pairs], [passage for _, passage in pairs]
-    expected = sigmoid(reference_logits(checkpoint, queries, passages))
+    expected = sigmoid(compute_reference_logits(checkpoint, queries, passages))
     np.testing.assert_allclose(cross.run(ask(queries, passages))["score"], expected, atol=1e-4)
     assert np.ptp(expected) > 0.5  # equal scores would prove nothing
     np.testing.assert_allclose(cross.run(ask(QUERIES[:1], PASSAGES))["score"], expected[:5], atol=1e-4)
@@ -138,7 +138,7 @@ def test_cross_encoder_scores_equal_transformers(cross: Loaded, checkpoint: Path
 def test_cross_encoder_with_two_labels_gives_the_softmax_of_the_second(tmp_path: Path) -> None:
     source = save_classifier(tmp_path / "source", ["no", "yes"])
     import_checkpoint(source, tmp_path / "pairs", "score", "onnx")
-    logits = reference_logits(source, QUERIES[:3], PASSAGES[:3])
+    logits = compute_reference_logits(source, QUERIES[:3], PASSAGES[:3])
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     scores = load_model(tmp_path / "pairs").run(ask(QUERIES[:3], PASSAGES[:3]))["score"]
     np.testing.assert_allclose(scores, shares[:, 1:], atol=1e-4)
@@ -148,7 +148,7 @@ def test_without_an_activation_the_logits_are_the_scores(cross: Loaded, checkpoi
     import_checkpoint(checkpoint, tmp_path / "raw", engine="onnx")
     settings = ModelSettings(task="score", score=ScoreOptions(activation="none"))
     scores = Loaded(tmp_path / "raw" / "1", settings).run(ask(QUERIES[:3], PASSAGES[:3]))["score"]
-    np.testing.assert_allclose(scores, reference_logits(checkpoint, QUERIES[:3], PASSAGES[:3]), atol=1e-4)
+    np.testing.assert_allclose(scores, compute_reference_logits(checkpoint, QUERIES[:3], PASSAGES[:3]), atol=1e-4)
 
 
 @pytest.mark.parametrize("logit", [-100.0, -30.0, 0.0, 30.0, 1000.0])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.telemetry.gpus import Gpus, list_visible_gpus
-from tests.nvml import GIB, HAS_COMPILER, FakeGpu, FakeNvml, stub_environment
+from tests.nvml import GIB, HAS_COMPILER, FakeGpu, FakeNvml, make_stub_environment
 
 SAY = """
 import sys
@@ -30,7 +30,7 @@ def say(**environment: str) -> list[str]:
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")
 def test_the_drivers_own_binding_reads_its_library(tmp_path: Path) -> None:
-    gpus, readings, _ = say(**stub_environment(tmp_path), CUDA_VISIBLE_DEVICES="1,GPU-a")
+    gpus, readings, _ = say(**make_stub_environment(tmp_path), CUDA_VISIBLE_DEVICES="1,GPU-a")
     assert gpus == "[('cuda:0', 'GPU-b', 'Stub', 1000), ('cuda:1', 'GPU-a', 'Stub', 1000)]"
     assert readings == (
         "[GpuReading(used_bytes=700, free_bytes=300, busy=None, processes={}), "

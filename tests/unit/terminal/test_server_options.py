@@ -48,7 +48,7 @@ def test_an_address_is_chosen_over_a_context(folders: Path) -> None:
     assert Server("one:7400,two").managers == ["one:7400", "two:7400"]
 
 
-def test_the_variable_is_the_option(folders: Path) -> None:
+def test_the_environment_variable_works_like_the_option(folders: Path) -> None:
     result = run(cli.app, ["status"], env={"PENSTOCK_SERVER": "127.0.0.1:1"})
     assert isinstance(result.exception, PenstockError)
     assert "127.0.0.1:1" in result.exception.message

@@ -23,7 +23,7 @@ from penstock.wire.zmq_endpoints import Endpoint
 from penstock.worker.gateway_link import GatewayLink
 from penstock.worker.recent_steps import RecentSteps
 from penstock.worker.worker_job import Holder, WorkerJob
-from tests.heard import Heard
+from tests.heard import ReceivedMessages
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
 LARGEST = Tensor(
@@ -38,7 +38,7 @@ def request_of(controls: Controls | None) -> InferRequest:
     return request
 
 
-class Gateway(Heard):
+class Gateway(ReceivedMessages):
     """The other end, and the worker's holder of its jobs: it records messages."""
 
     def __init__(self, folder: Path, at: Endpoint | None = None, steps: RecentSteps | None = None) -> None:

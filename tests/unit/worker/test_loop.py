@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from benchmarks.peers.peer import free_ports
+from benchmarks.peers.peer import find_free_ports
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
@@ -32,7 +32,7 @@ from penstock.wire.sockets import RouterSocket
 from penstock.wire.zmq_endpoints import Endpoint
 from penstock.worker import loop
 from penstock.worker.loop import Worker
-from tests.managers import block_views, make_manager
+from tests.managers import list_block_views, make_manager
 from tests.servers import write_identity
 
 CROWD = 40
@@ -100,7 +100,7 @@ class Cluster:
         await self.running
 
     def states(self) -> dict[str, BlockState]:
-        return {view.model: view.state for view in block_views(self.manager)}
+        return {view.model: view.state for view in list_block_views(self.manager)}
 
 
 def make_worker(name: str, leader: LeaderClient) -> Worker:
@@ -163,14 +163,14 @@ async def test_a_restarted_manager_accepts_the_worker_as_it_is(cluster: Cluster)
     """Nothing is reloaded, no gateway is disconnected, and the new manager's requests are performed."""
     gateway = cluster.gateway
     await cluster.manager.control.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
-    before = {view.model: view.block_id for view in block_views(cluster.manager)}
+    before = {view.model: view.block_id for view in list_block_views(cluster.manager)}
     hellos = len(gateway.hellos)
     await cluster.restart()
     manager = cluster.manager
     async with asyncio.timeout(30):
         settled = {"eager": BlockState.READY, "lazy": BlockState.DORMANT}
         await manager.control.wait_until(lambda: cluster.states() == settled)
-    assert {view.model: view.block_id for view in block_views(manager)} == before
+    assert {view.model: view.block_id for view in list_block_views(manager)} == before
     assert len(gateway.hellos) == hellos, "the worker's blocks have not changed"
     await manager.load("eager")
     await manager.deployer.unload("lazy")
@@ -233,7 +233,7 @@ class OwnConnections(Channels):
 async def test_workers_that_leave_at_once_are_all_removed_by_a_busy_manager(
     busy_manager: None, cluster: Cluster
 ) -> None:
-    (port,) = free_ports(1)
+    (port,) = find_free_ports(1)
     address = f"127.0.0.1:{port}"
     server = await serve_manager(cluster.manager, address)
     leaders = [LeaderClient(FixedLeader(address), OwnConnections()) for _ in range(CROWD)]

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Array
 from penstock.engines.onnx.bert_file import convert, find_minilm_weights
-from tests.checkpoints import reference_logits, save_classifier
+from tests.checkpoints import compute_reference_logits, save_classifier
 
 REFERENCE = Path(__file__).parents[3] / "data"
 TEXTS: list[str] = json.loads((REFERENCE / "minilm_reference.json").read_text())
@@ -274,7 +274,7 @@ def test_classifier_logits_equal_those_of_transformers(classifier: Path, tmp_pat
     else:
         hints = {"INFERENCE_PRECISION_HINT": "f32"}
         logits = ov.Core().compile_model(tmp_path / "model.onnx", "CPU", hints).create_infer_request().infer(feed)[0]
-    expected = reference_logits(classifier, [first for first, _ in pairs], [second for _, second in pairs])
+    expected = compute_reference_logits(classifier, [first for first, _ in pairs], [second for _, second in pairs])
     assert logits.shape == (6, 3)
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     assert np.ptp(expected, axis=0).min() > 0.1  # pairs must have different logits, or the test would show nothing

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.suite.tune_figure import _facts, _figure, most_common
+from benchmarks.suite.tune_figure import _list_facts, _make_figure, find_most_common
 from penstock.experiments.tuning.search import FINALS
 from penstock.experiments.tuning.space import Configuration, Variant
 from penstock.experiments.tuning.trials import Measure, Trials
@@ -21,11 +21,11 @@ def rounds(*rates: dict[Configuration, float]) -> Trials:
 def test_the_figure_compares_the_most_common_winner_with_the_shipped_one_in_the_same_rounds() -> None:
     trials = rounds(*({SHIPPED: 100 * slow, INT8: 150 * slow, ORT8: 140 * slow} for slow in (1.0, 0.5, 1.2, 0.9)))
     winners = [ORT8, INT8, INT8]
-    assert most_common(winners) == INT8
-    figure = _figure(trials, winners)
+    assert find_most_common(winners) == INT8
+    figure = _make_figure(trials, winners)
     assert (figure.key, figure.bar, figure.rounds) == ("tune_over_shipped", 1.0, 4)
     assert figure.value == pytest.approx(1.5)
-    facts = _facts(trials, winners)
+    facts = _list_facts(trials, winners)
     assert facts["tune_winner_1"] == str(ORT8)
     assert facts["tune_same_winners"] == 2
     assert facts["tune_winners_apart"] == 1
@@ -34,12 +34,12 @@ def test_the_figure_compares_the_most_common_winner_with_the_shipped_one_in_the_
 
 def test_winners_within_noise_are_equal() -> None:
     trials = rounds(*({SHIPPED: 100.0, INT8: 150.0 + shift, ORT8: 150.0 - shift} for shift in (4, -3, 2, -5, 1)))
-    facts = _facts(trials, [INT8, ORT8, INT8])
+    facts = _list_facts(trials, [INT8, ORT8, INT8])
     assert facts["tune_winners_apart"] == 0
 
 
 def test_the_shipped_configuration_equals_itself() -> None:
-    figure = _figure(Trials(SHIPPED), [SHIPPED, SHIPPED, SHIPPED])
+    figure = _make_figure(Trials(SHIPPED), [SHIPPED, SHIPPED, SHIPPED])
     assert figure.value == 1.0
     assert figure.is_met
-    assert _facts(Trials(SHIPPED), [SHIPPED] * 3)["tune_same_winners"] == 3
+    assert _list_facts(Trials(SHIPPED), [SHIPPED] * 3)["tune_same_winners"] == 3

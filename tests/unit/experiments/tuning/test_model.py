@@ -50,7 +50,7 @@ def test_an_inaccurate_variant_is_dropped_with_its_accuracy(coarse: TuneModel) -
     assert f"mean cosine {converted.accuracy:g} is below 0.98" in converted.left_out
 
 
-def test_another_bound_gives_another_verdict(coarse: TuneModel) -> None:
+def test_the_accuracy_bound_decides_the_verdict(coarse: TuneModel) -> None:
     assert choose_min_accuracy(coarse, None)[1] == 0.98
     found = check_variants(coarse, [FP32, INT8], -1.0, lambda _: None).values()
     assert not any(each.left_out for each in found)

@@ -27,7 +27,7 @@ from penstock.manager.worker_liveness import WorkerArrived, WorkerReported
 from penstock.storage.metadata.metadata_store import MetadataStore
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import RolloutMetrics
-from tests.managers import block_views
+from tests.managers import list_block_views
 
 
 def add_version(repository: Path, model: str, version: int) -> None:
@@ -137,7 +137,7 @@ async def managing(repository: Path, store: MetadataStore) -> AsyncIterator[Bed]
     await manager.start()
     bed = Bed(manager, rollouts, registry)
     working = asyncio.create_task(bed.work())
-    await until(lambda: all(view.state is BlockState.READY for view in block_views(manager)))
+    await until(lambda: all(view.state is BlockState.READY for view in list_block_views(manager)))
     yield bed
     working.cancel()
     await manager.close()

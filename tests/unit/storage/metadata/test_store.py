@@ -289,7 +289,7 @@ async def test_writes_and_watches_survive_nodes_that_stop_in_turn(
                 node.start(etcd.nodes)
             else:
                 node.thaw()
-            await asyncio.to_thread(etcd.until_healthy)
+            await asyncio.to_thread(etcd.wait_until_healthy)
         await journal.more()
     finally:
         await journal.close()

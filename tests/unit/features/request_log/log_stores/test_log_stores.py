@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from benchmarks.postgres import Postgres, Timescale, with_tls
+from benchmarks.postgres import Postgres, Timescale, find_tls_programs
 from penstock.core.config import RequestLogSettings
 from penstock.core.errors import ConfigError
 from penstock.features.request_log.log_query import TABLE, LogCursor, LogQuery
@@ -262,7 +262,7 @@ async def test_postgresql_is_reached_over_tls_with_its_certificate_verified(
 ) -> None:
     files, stranger = authority.files("server"), TestAuthority(tmp_path / "stranger")
     settings = ("ssl=on", f"ssl_cert_file={files.cert}", f"ssl_key_file={files.key}")
-    with Postgres(tmp_path / "tls", *settings, programs=with_tls()) as server:
+    with Postgres(tmp_path / "tls", *settings, programs=find_tls_programs()) as server:
         (tmp_path / "tls/postgres/pg_hba.conf").write_text("hostssl all all 127.0.0.1/32 trust\n")
         server.kill()
         server.start()
