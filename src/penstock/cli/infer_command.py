@@ -78,9 +78,9 @@ def infer(
             print(f"  written to {file}")
 
 
-def read_parameters(given: Sequence[str]) -> "dict[str, Parameter]":
+def read_parameters(assignments: Sequence[str]) -> "dict[str, Parameter]":
     found: dict[str, Parameter] = {}
-    for item in given:
+    for item in assignments:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise InvalidRequest(f"--parameter {item}: expected NAME=VALUE, such as top_k=2")
@@ -92,11 +92,11 @@ def read_parameters(given: Sequence[str]) -> "dict[str, Parameter]":
     return found
 
 
-def read_inputs(signature: "ModelSignature", given: Sequence[str]) -> dict[str, "Array"]:
+def read_inputs(signature: "ModelSignature", assignments: Sequence[str]) -> dict[str, "Array"]:
     specs = {spec.name: spec for spec in signature.inputs}
     takes = ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in signature.inputs)
     arrays: dict[str, Array] = {}
-    for item in given:
+    for item in assignments:
         name, equals, value = item.partition("=")
         if not equals:
             raise InvalidRequest(f"--input {item}: expected NAME=VALUE; model '{signature.name}' takes {takes}")
@@ -153,14 +153,14 @@ def _add_dimensions(spec: "TensorSpec", array: "Array") -> "Array":
     return array.reshape(array.shape + ones if missing == ones else ones + array.shape)
 
 
-def _save(folder: Path, found: Mapping[str, "Array"]) -> dict[str, list[str]]:
+def _save(folder: Path, outputs: Mapping[str, "Array"]) -> dict[str, list[str]]:
     """Write the outputs and return the files by output name. Slashes in names become underscores."""
     import numpy as np
 
     written: dict[str, list[str]] = {}
     with name_file_in_errors(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, array in found.items():
+        for name, array in outputs.items():
             stem = name.replace("/", "_").lstrip(".") or "output"
             if array.dtype == object:
                 names = [f"{stem}.bin"] if array.size == 1 else [f"{stem}.{i}.bin" for i in range(array.size)]

@@ -101,37 +101,37 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _log_warnings(found: "DefaultModels") -> None:
+def _log_warnings(default_models: "DefaultModels") -> None:
     import structlog
 
-    config = found.config
-    if found.advice:
-        structlog.get_logger().warning("weights_missing", advice=found.advice)
+    config = default_models.config
+    if default_models.advice:
+        structlog.get_logger().warning("weights_missing", advice=default_models.advice)
     if not config.is_local and config.insecure and not config.expects_keys:
         advice = f"No authentication: everybody who reaches {config.host} can use this server"
         structlog.get_logger().warning("insecure", advice=advice)
 
 
-def _announce(found: "DefaultModels", server: "ReadyServer") -> None:
+def _announce(default_models: "DefaultModels", server: "ReadyServer") -> None:
     """Print the addresses of a server that is ready, and examples; log them if standard error is not a terminal."""
     import structlog
 
     examples = list_examples(server)
-    if not server.blocks and not found.config.cluster.join:
+    if not server.blocks and not default_models.config.cluster.join:
         advice = "docs/models.md shows how to make a model; `penstock model load NAME` serves it"
-        structlog.get_logger().warning("no_models", folder=str(found.config.models), advice=advice)
+        structlog.get_logger().warning("no_models", folder=str(default_models.config.models), advice=advice)
     dashboard, reference = f"{server.http}/", f"{server.http}/docs"
     if not sys.stderr.isatty():
         structlog.get_logger().info("server_ready", dashboard=dashboard, api_reference=reference, examples=examples)
         return
-    served = "the models of its cluster" if found.config.cluster.join else found.config.models
+    served = "the models of its cluster" if default_models.config.cluster.join else default_models.config.models
     lines = [
         "",
         f"Penstock is ready. It serves {served} at {server.http} (HTTP) and {server.grpc} (gRPC).",
         f"    Dashboard:     {dashboard}",
         f"    API reference: {reference}",
         "Try in another terminal:",
-        *(f"    {line}" for line in (*list_preparations(found.config, server), *examples)),
+        *(f"    {line}" for line in (*list_preparations(default_models.config, server), *examples)),
         "Press Ctrl-C to stop.",
         "",
     ]

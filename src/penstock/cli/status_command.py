@@ -47,39 +47,39 @@ def _fetch_status(access: Access, http: str, timeout_s: float) -> Any:
         raise Unavailable(f"{url} did not return a status: is that the HTTP address of `penstock serve`?") from error
 
 
-def _print_status(http: str, found: dict[str, Any]) -> None:
+def _print_status(http: str, status: dict[str, Any]) -> None:
     console = make_console()
-    state = "draining" if found["draining"] else "ready" if found["ready"] else "not ready"
+    state = "draining" if status["draining"] else "ready" if status["ready"] else "not ready"
     console.print(
-        f"{found['server']} {found['version']} at {http}: {state}, {found['inflight_requests']} requests "
-        f"({found['inflight_bytes']} bytes) in flight",
+        f"{status['server']} {status['version']} at {http}: {state}, {status['inflight_requests']} requests "
+        f"({status['inflight_bytes']} bytes) in flight",
         highlight=False,
     )
-    if (grpc := found.get("grpc_server")) and grpc["server"]:
+    if (grpc := status.get("grpc_server")) and grpc["server"]:
         console.print(f"gRPC server: {grpc['server']} ({grpc['reason']})", highlight=False)
-    if found.get("limits", {}).get("away"):
+    if status.get("limits", {}).get("away"):
         console.print(
             "Redis is unavailable: each gateway enforces its own share of the callers' limits", style="yellow"
         )
     workers = [
         (worker["id"], worker["pid"], worker["jobs"], show_size(worker["memory_bytes"]), len(worker["blocks"]))
-        for worker in found["workers"]
+        for worker in status["workers"]
     ]
     print_rows(("worker", "pid", "jobs", "memory", "blocks"), workers, "no worker is connected")
-    if devices := found.get("devices"):
-        _print_devices({block["block_id"]: block["model"] for block in found["blocks"]}, devices)
+    if devices := status.get("devices"):
+        _print_devices({block["block_id"]: block["model"] for block in status["blocks"]}, devices)
     blocks = []
-    for block in found["blocks"]:
-        queue = found["queues"].get(block["block_id"], {"waiting": 0, "running": 0})
+    for block in status["blocks"]:
+        queue = status["queues"].get(block["block_id"], {"waiting": 0, "running": 0})
         cells = (block["model"], block["version"], block["block_id"], block["state"], _describe_runtime(block))
         blocks.append((*cells, queue["waiting"], queue["running"], block["reason"]))
     titles = ("model", "version", "block", "state", "runs on", "waiting", "running", "reason")
     print_rows(titles, blocks, "no model is deployed")
-    for block in found["blocks"]:
+    for block in status["blocks"]:
         if block.get("note"):
             console.print(f"{block['model']} {block['version']}: {block['note']}", highlight=False)
-    if generation := found.get("generation"):
-        _print_generation({block["block_id"]: block["model"] for block in found["blocks"]}, generation)
+    if generation := status.get("generation"):
+        _print_generation({block["block_id"]: block["model"] for block in status["blocks"]}, generation)
 
 
 def _describe_runtime(block: dict[str, Any]) -> str:

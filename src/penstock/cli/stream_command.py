@@ -69,10 +69,10 @@ def stream(
     exit_with_problems(problems)
 
 
-def find_frames(given: Sequence[Path]) -> list[Path]:
+def find_frames(paths: Sequence[Path]) -> list[Path]:
     """Return files in the given order. Images of a folder are sorted by name, with 2.png before 10.png."""
     found: list[Path] = []
-    for path in given:
+    for path in paths:
         if path.is_dir():
             pictures = [file for file in path.iterdir() if file.suffix.lower() in PICTURES]
             if not pictures:

@@ -260,27 +260,27 @@ class Calls:
                 raise fault from cause
             await self._pause(pause_s)
 
-    async def _generate(self, asked: TextRequest) -> Generated:
+    async def _generate(self, request: TextRequest) -> Generated:
         """Send the request as a separate call, so that cancelling the call also cancels the request on the server."""
         message = messages.encode_call(
-            asked.model, asked.inputs, asked.outputs, asked.version, asked.parameters, asked.controls
+            request.model, request.inputs, request.outputs, request.version, request.parameters, request.controls
         )
-        answer = await self._retry(self._make_attempt(message, is_alone=True), asked.timeout_s, is_repeatable=False)
-        return read_answer(messages.decode_outputs(answer), asked.model)
+        answer = await self._retry(self._make_attempt(message, is_alone=True), request.timeout_s, is_repeatable=False)
+        return read_answer(messages.decode_outputs(answer), request.model)
 
-    async def _generate_stream(self, asked: TextRequest) -> AsyncGenerator[TextDelta, None]:
+    async def _generate_stream(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         answers = self.infer_stream(
-            asked.model,
-            asked.inputs,
-            asked.outputs,
-            asked.version,
-            asked.timeout_s,
-            asked.parameters,
-            **asked.controls,
+            request.model,
+            request.inputs,
+            request.outputs,
+            request.version,
+            request.timeout_s,
+            request.parameters,
+            **request.controls,
         )
         async with aclosing(answers):
             async for answer in answers:
-                for delta in read_deltas(answer, asked.model):
+                for delta in read_deltas(answer, request.model):
                     yield delta
 
     async def is_ready(self) -> bool:

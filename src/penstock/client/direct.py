@@ -82,25 +82,25 @@ class WorkerRoutes:
         return route, pb.DiscoverRequest(model=model, version=version, avoid=sorted(self._avoided))
 
     def store_route(
-        self, model: str, version: str, found: pb.DiscoverResponse, now: float, unix: float
+        self, model: str, version: str, answer: pb.DiscoverResponse, now: float, unix: float
     ) -> WorkerRoute | None:
         """Store and return the route in a Discover answer.
 
         `unix` is the wall-clock time, which is needed if the answer has no `lives_s`.
         """
         model_route = self._models.setdefault((model, version), _ModelRoute())
-        if not found.worker_id or not found.address or (self.is_secure and not found.is_tls):
+        if not answer.worker_id or not answer.address or (self.is_secure and not answer.is_tls):
             model_route.discover_at = now + RARE_RETRY_S
             return None
-        lifetime_s = max(MIN_TOKEN_USE_S, found.lives_s or found.expires_at - unix)
+        lifetime_s = max(MIN_TOKEN_USE_S, answer.lives_s or answer.expires_at - unix)
         model_route.discover_at, model_route.misses = 0.0, 0
         model_route.route = WorkerRoute(
-            found.worker_id,
-            found.address,
-            found.token,
-            found.block_id,
-            found.is_tls,
-            found.is_idempotent,
+            answer.worker_id,
+            answer.address,
+            answer.token,
+            answer.block_id,
+            answer.is_tls,
+            answer.is_idempotent,
             now + lifetime_s,
             now + (1 - RENEW_SHARE) * lifetime_s,
         )

@@ -274,15 +274,15 @@ def _convert_error(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
     return faults.convert_manager_error(error, address)
 
 
-def _decode_version(found: pb.ModelVersion) -> ModelVersion:
+def _decode_version(message: pb.ModelVersion) -> ModelVersion:
     return ModelVersion(
-        found.model,
-        found.version,
-        found.digest,
-        found.size_bytes,
-        found.files,
-        found.created_at,
-        json.loads(found.facts or b"{}"),
-        tuple(found.aliases),
-        tuple(found.blocks),
+        message.model,
+        message.version,
+        message.digest,
+        message.size_bytes,
+        message.files,
+        message.created_at,
+        json.loads(message.facts or b"{}"),
+        tuple(message.aliases),
+        tuple(message.blocks),
     )

@@ -67,12 +67,14 @@ async def stream_raw(
         raise faults.make_unreachable_error(http, str(error)) from error
 
 
-def _connect(http: str, model: str, asked: Mapping[str, object], timeout_s: float, options: ClientOptions) -> connect:
+def _connect(
+    http: str, model: str, parameters: Mapping[str, object], timeout_s: float, options: ClientOptions
+) -> connect:
     files = read_tls_files(options)
     base = http.rstrip("/")
     if "://" not in base:
         base = f"{'http' if files.is_empty and not options.get('tls') else 'https'}://{base}"
-    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    query = urlencode({name: value for name, value in parameters.items() if value is not None})
     return connect(
         f"ws{base.removeprefix('http')}/v2/models/{quote(model, safe='')}/stream?{query}",
         additional_headers={

@@ -152,20 +152,20 @@ def _group_by_load(results: Sequence[CaseResult]) -> dict[tuple[object, ...], li
     return found
 
 
-def _list_changes(what: str, a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+def _list_changes(section: str, a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
     keys = sorted(key for key in {*a, *b} if a.get(key) != b.get(key))
-    lines = [f"{what} {key}: {a.get(key, '–')} → {b.get(key, '–')}" for key in keys]
+    lines = [f"{section} {key}: {a.get(key, '–')} → {b.get(key, '–')}" for key in keys]
     if len(lines) <= MAX_LISTED_DIFFERENCES:
         return lines
-    return [*lines[:MAX_LISTED_DIFFERENCES], f"and {len(lines) - MAX_LISTED_DIFFERENCES} more of {what}"]
+    return [*lines[:MAX_LISTED_DIFFERENCES], f"and {len(lines) - MAX_LISTED_DIFFERENCES} more of {section}"]
 
 
-def to_markdown(found: Comparison) -> str:
-    lines = [f"# {found.names[0]} (A) and {found.names[1]} (B)", "", found.rule, ""]
-    lines += [f"- Differs: {difference}" for difference in found.differences]
-    lines += [""] if found.differences else []
-    lines += format_markdown_table(list_headers(found), list_rows(found))
-    for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):
+def to_markdown(comparison: Comparison) -> str:
+    lines = [f"# {comparison.names[0]} (A) and {comparison.names[1]} (B)", "", comparison.rule, ""]
+    lines += [f"- Differs: {difference}" for difference in comparison.differences]
+    lines += [""] if comparison.differences else []
+    lines += format_markdown_table(list_headers(comparison), list_rows(comparison))
+    for name, cases in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if cases:
             lines += ["", f"Measured only in {name}: {', '.join(cases)}."]
     return "\n".join(lines) + "\n"
@@ -182,17 +182,19 @@ TEXT_HEADERS = tuple(
 )
 
 
-def has_text(found: Comparison) -> bool:
-    return any(case.first_token is not None for case in found.cases)
+def has_text(comparison: Comparison) -> bool:
+    return any(case.first_token is not None for case in comparison.cases)
 
 
-def list_headers(found: Comparison) -> tuple[str, ...]:
-    return (*HEADERS, *(TEXT_HEADERS if has_text(found) else ()))
+def list_headers(comparison: Comparison) -> tuple[str, ...]:
+    return (*HEADERS, *(TEXT_HEADERS if has_text(comparison) else ()))
 
 
-def list_rows(found: Comparison) -> list[list[str]]:
+def list_rows(comparison: Comparison) -> list[list[str]]:
     def text(case: CaseChange) -> list[str]:
-        return [*_format_figures(case.first_token), *_format_figures(case.between_tokens)] if has_text(found) else []
+        return (
+            [*_format_figures(case.first_token), *_format_figures(case.between_tokens)] if has_text(comparison) else []
+        )
 
     return [
         [
@@ -201,12 +203,18 @@ def list_rows(found: Comparison) -> list[list[str]]:
             *_format_figures(case.p99),
             *text(case),
         ]
-        for case in found.cases
+        for case in comparison.cases
     ]
 
 
-def _format_figures(found: FigureChange | None) -> list[str]:
-    if found is None:
+def _format_figures(figure_change: FigureChange | None) -> list[str]:
+    if figure_change is None:
         return ["–"] * 5
-    noise = "–" if found.noise is None else f"±{found.noise:.0%}"
-    return [f"{found.before:.1f}", f"{found.after:.1f}", f"{found.ratio:.2f}", noise, found.verdict]
+    noise = "–" if figure_change.noise is None else f"±{figure_change.noise:.0%}"
+    return [
+        f"{figure_change.before:.1f}",
+        f"{figure_change.after:.1f}",
+        f"{figure_change.ratio:.2f}",
+        noise,
+        figure_change.verdict,
+    ]

@@ -69,15 +69,15 @@ def _render_header(results: Results) -> str:
     )
 
 
-def _render_summary(results: Results, found: Sequence[CaseResult]) -> str:
-    if not found:
+def _render_summary(results: Results, measured_cases: Sequence[CaseResult]) -> str:
+    if not measured_cases:
         return '<p class="lead">Nothing has been measured yet.</p>'
-    fastest = max(found, key=lambda result: result.items_per_s.mean)
-    quickest = min(found, key=lambda result: result.latency("p99").mean)
+    fastest = max(measured_cases, key=lambda result: result.items_per_s.mean)
+    quickest = min(measured_cases, key=lambda result: result.latency("p99").mean)
     p99 = quickest.latency("p99")
-    noises = [result.items_per_s.spread for result in found if result.items_per_s.spread is not None]
-    steady = sum(result.is_steady for result in found)
-    repeats = max(len(result.repeats) for result in found)
+    noises = [result.items_per_s.spread for result in measured_cases if result.items_per_s.spread is not None]
+    steady = sum(result.is_steady for result in measured_cases)
+    repeats = max(len(result.repeats) for result in measured_cases)
     tiles = [
         (
             f"Most {fastest.unit} per second",
@@ -86,8 +86,8 @@ def _render_summary(results: Results, found: Sequence[CaseResult]) -> str:
             _describe_case(fastest),
         ),
         ("Lowest p99", f"{number(p99.mean)} ms", share(p99), _describe_case(quickest)),
-        ("Measured", f"{len(found)} of {len(results.cases)}", "cases", f"{repeats} repeats, taken in turns"),
-        ("Steady", f"{steady} of {len(found)}", "cases", "three windows within 10%"),
+        ("Measured", f"{len(measured_cases)} of {len(results.cases)}", "cases", f"{repeats} repeats, taken in turns"),
+        ("Steady", f"{steady} of {len(measured_cases)}", "cases", "three windows within 10%"),
         ("Noise", f"±{max(noises):.0%}" if noises else "–", "at most", "throughput between repeats"),
     ]
     return '<div class="tiles">' + "".join(_render_tile(*tile) for tile in tiles) + "</div>"
@@ -121,11 +121,11 @@ def _render_legend(colours: dict[str, int]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _draw_trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
+def _draw_trade_off(measured_cases: Sequence[CaseResult], colours: dict[str, int]) -> str:
     """Draw one chart per batch size, so that a chart shows the choices for one kind of request."""
     charts = []
-    for size in sorted({result.case.batch_size for result in found}):
-        group = [result for result in found if result.case.batch_size == size]
+    for size in sorted({result.case.batch_size for result in measured_cases}):
+        group = [result for result in measured_cases if result.case.batch_size == size]
         unit = "/".join(dict.fromkeys(result.unit for result in group))
         title = "One prompt per request" if unit == "tokens" else f"Batch size {size} ({unit} per request)"
         charts.append(
@@ -163,9 +163,9 @@ def _compute_range(figure: Figure) -> tuple[float, float] | None:
     return (min(figure.values), max(figure.values)) if len(figure.values) > 1 else None
 
 
-def _render_text_section(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
+def _render_text_section(measured_cases: Sequence[CaseResult], colours: dict[str, int]) -> str:
     """Return the section about generated text, or an empty string if no text was streamed."""
-    streamed = [each for each in found if each.first_token("p99").values and each.between_tokens("p99").values]
+    streamed = [each for each in measured_cases if each.first_token("p99").values and each.between_tokens("p99").values]
     if not streamed:
         return ""
     charts = "".join(
@@ -186,17 +186,17 @@ def _render_text_section(found: Sequence[CaseResult], colours: dict[str, int]) -
     return _render_section("First token and time between tokens", TEXT_LEAD, _render_legend(colours), shown)
 
 
-def _draw_percentiles(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
+def _draw_percentiles(measured_cases: Sequence[CaseResult], colours: dict[str, int]) -> str:
     charts = {
         load: _draw_curves(load, group, colours, lambda result: result.latencies)
-        for load, group in _group_by_load(found).items()
+        for load, group in _group_by_load(measured_cases).items()
     }
     return _render_chooser("percentiles", charts, shown=2)
 
 
-def _group_by_load(found: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
+def _group_by_load(measured_cases: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
     groups: dict[str, list[CaseResult]] = {}
-    for each in found:
+    for each in measured_cases:
         groups.setdefault(_describe_load(each), []).append(each)
     return groups
 
@@ -230,9 +230,9 @@ def _percentile_position(percent: float) -> float:
     return -log10(1 - percent / 100)
 
 
-def _draw_resources(found: Sequence[CaseResult]) -> str:
+def _draw_resources(measured_cases: Sequence[CaseResult]) -> str:
     charts = {}
-    for result in found:
+    for result in measured_cases:
         cpu: list[Curve] = []
         memory: list[Curve] = []
         for repeat in result.repeats:
@@ -257,8 +257,8 @@ def _render_chooser(name: str, charts: dict[str, str], shown: int) -> str:
     return f'<div class="chooser" data-shown="{shown}">{label}<div class="grid2">{panes}</div></div>'
 
 
-def _render_figures(results: Results, found: Sequence[CaseResult]) -> str:
-    table = _render_table(headers(results), [cells(results, each) for each in found], is_sortable=True)
+def _render_figures(results: Results, measured_cases: Sequence[CaseResult]) -> str:
+    table = _render_table(headers(results), [cells(results, each) for each in measured_cases], is_sortable=True)
     return f'{table}<p class="fine">{escape(NOISE_RULE)}</p>'
 
 
@@ -273,8 +273,10 @@ def _render_table(names: Sequence[str], rows: Iterable[Sequence[str]], is_sortab
     return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _render_notes(found: Sequence[CaseResult]) -> str:
-    items = [f"<li><b>{escape(each.case.id)}</b>: {escape(note)}</li>" for each in found for note in notes(each)]
+def _render_notes(measured_cases: Sequence[CaseResult]) -> str:
+    items = [
+        f"<li><b>{escape(each.case.id)}</b>: {escape(note)}</li>" for each in measured_cases for note in notes(each)
+    ]
     return f"<section><h2>Notes</h2><ul>{''.join(items)}</ul></section>" if items else ""
 
 

@@ -33,10 +33,10 @@ class ChosenServer:
     models: str = ""  # the repository of a server on this machine
 
 
-def choose_server(given: str | None, context: "tuple[str, Context] | None", settings: "Config") -> ChosenServer:
+def choose_server(address: str | None, context: "tuple[str, Context] | None", settings: "Config") -> ChosenServer:
     """Return the server that --server, the setting cluster.join, the context or the data directory determines."""
-    if given:
-        return _parse_server(given)
+    if address:
+        return _parse_server(address)
     if settings.cluster.join:
         return ChosenServer(settings.cluster.join, managers=settings.cluster.join)
     if context is not None:
@@ -76,19 +76,19 @@ def _find_by_data_directory(folder: Path) -> ChosenServer:
     return _combine_local(found)
 
 
-def _combine_local(found: "Sequence[RunningServer]") -> ChosenServer:
+def _combine_local(servers: "Sequence[RunningServer]") -> ChosenServer:
     """Combine local processes with one data directory into a server; raise ConfigError for several servers."""
-    gateways = [each for each in found if each.settings.get("gateways") and each.settings.get("http_port")]
-    managers = [each.manager for each in found if each.manager]
+    gateways = [each for each in servers if each.settings.get("gateways") and each.settings.get("http_port")]
+    managers = [each.manager for each in servers if each.manager]
     if len(gateways) > 1 or len(managers) > 1:
-        raise InvalidRequest(f"several servers have the data directory {found[0].data_dir}.{_list_running()}")
-    joined = [each.settings.get("cluster", {}).get("join", "") for each in found]
+        raise InvalidRequest(f"several servers have the data directory {servers[0].data_dir}.{_list_running()}")
+    joined = [each.settings.get("cluster", {}).get("join", "") for each in servers]
     known = ChosenServer("", managers=(managers or joined)[0])
     for each in gateways:
         http, grpc = _find_client_addresses(each.settings)
         ca, models = each.settings.get("tls", {}).get("ca", ""), each.settings.get("models", "")
         known = replace(known, http=http, grpc=grpc, ca=ca, models=models)
-    return replace(known, label=f"{known.http or known.managers} (data directory {found[0].data_dir})")
+    return replace(known, label=f"{known.http or known.managers} (data directory {servers[0].data_dir})")
 
 
 def _find_client_addresses(settings: dict[str, Any]) -> tuple[str, str]:

@@ -64,9 +64,9 @@ def check_protocol(name: str) -> None:
         raise InvalidRequest(f"--protocol {name}: choose one of {', '.join(PROTOCOLS)}")
 
 
-def read_shapes(given: list[str] | None) -> dict[str, list[int]]:
+def read_shapes(assignments: list[str] | None) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for text in given or ():
+    for text in assignments or ():
         name, _, sizes = text.rpartition(":")
         try:
             found[name] = [int(size) for size in sizes.split(",")]

@@ -27,17 +27,19 @@ ImageResolution = Annotated[
 ImageMode = Annotated[str | None, typer.Option("--mode", help="What to do: upscale or denoise. [default: upscale]")]
 
 
-def read_model_name(given: str | None) -> str | None:
-    """Return a model's name; `given` is the name or the path of the model's folder."""
-    if given is None or ("/" not in given and given not in (".", "..")):
-        return given
-    name = Path(given).resolve().name
-    if not name or not (Path(given) / "model.yaml").is_file():
-        raise InvalidRequest(f"{given}: no folder with a model.yaml; give a model's name, or the path of its folder")
+def read_model_name(name_or_path: str | None) -> str | None:
+    """Return a model's name; `name_or_path` is the name or the path of the model's folder."""
+    if name_or_path is None or ("/" not in name_or_path and name_or_path not in (".", "..")):
+        return name_or_path
+    name = Path(name_or_path).resolve().name
+    if not name or not (Path(name_or_path) / "model.yaml").is_file():
+        raise InvalidRequest(
+            f"{name_or_path}: no folder with a model.yaml; give a model's name, or the path of its folder"
+        )
     return name
 
 
-def read_block_name(given: str | None) -> str | None:
+def read_block_name(name_or_path: str | None) -> str | None:
     """Return a block's name; a path before `:VERSION` is replaced by the name of the model in that folder."""
-    path, colon, version = (given or "").partition(":")
-    return f"{read_model_name(path)}{colon}{version}" if "/" in path else given
+    path, colon, version = (name_or_path or "").partition(":")
+    return f"{read_model_name(path)}{colon}{version}" if "/" in path else name_or_path

@@ -239,25 +239,25 @@ TEXT_HEADS = (
 )
 
 
-def _format_text_cells(step: dict[str, Any], found: dict[str, Any]) -> list[str]:
+def _format_text_cells(step: dict[str, Any], generation: dict[str, Any]) -> list[str]:
     def times(summary: dict[str, float] | None) -> str:
         return "-" if summary is None else "/".join(number(summary[name]) for name in TEXT_PERCENTILES)
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.{0 if value >= 100 else 1}f}"
 
-    each = found["request_tokens_per_s"]
+    each = generation["request_tokens_per_s"]
     return [
         f"{step['requests_per_s']:.2f}",
-        number(found["tokens_per_s"]),
+        number(generation["tokens_per_s"]),
         f"{step['spread']:.0%}",
         number(each and each["p50"]),
-        number(found["prompt_tokens_mean"]),
-        number(found["output_tokens_mean"]),
-        times(found["first_token_ms"]),
-        times(found["between_tokens_ms"]),
-        times(step["latency_ms"] if found["output_tokens_mean"] is not None else None),
-        "-" if found["goodput_per_s"] is None else f"{found['goodput_per_s']:.2f}",
+        number(generation["prompt_tokens_mean"]),
+        number(generation["output_tokens_mean"]),
+        times(generation["first_token_ms"]),
+        times(generation["between_tokens_ms"]),
+        times(step["latency_ms"] if generation["output_tokens_mean"] is not None else None),
+        "-" if generation["goodput_per_s"] is None else f"{generation['goodput_per_s']:.2f}",
     ]
 
 

@@ -159,18 +159,18 @@ def compare(
         sys.exit(IS_WORSE)
 
 
-def _print_comparison(found: "Comparison") -> None:
+def _print_comparison(comparison: "Comparison") -> None:
     from penstock.experiments.compare import list_headers, list_rows
 
     console = make_console()
-    console.print(f"{found.names[0]} (A) and {found.names[1]} (B)", markup=False)
-    for difference in found.differences:
+    console.print(f"{comparison.names[0]} (A) and {comparison.names[1]} (B)", markup=False)
+    for difference in comparison.differences:
         console.print(f"differs: {difference}", markup=False)
-    print_rows(list_headers(found), list_rows(found), "no case was measured in both")
-    for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):
+    print_rows(list_headers(comparison), list_rows(comparison), "no case was measured in both")
+    for name, cases in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if cases:
             console.print(f"measured only in {name}: {', '.join(cases)}", markup=False)
-    console.print(found.rule, markup=False)
+    console.print(comparison.rule, markup=False)
 
 
 def list_experiments(folder: Folder = EXPERIMENTS, models: ServedModels = None, as_json: AsJson = False) -> None:

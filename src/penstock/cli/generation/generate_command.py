@@ -67,13 +67,13 @@ def generate(
         asyncio.run(answer())
 
 
-def read_prompt(given: str | None, file: Path | None) -> str:
+def read_prompt(argument: str | None, file: Path | None) -> str:
     """Return the prompt from the argument, the file or stdin. One trailing newline of a file or stdin is removed."""
-    if given not in (None, STDIN):
+    if argument not in (None, STDIN):
         if file is not None:
             raise InvalidRequest("give the prompt either as an argument or with --file")
-        return str(given)
-    if file is None and given is None and sys.stdin.isatty():
+        return str(argument)
+    if file is None and argument is None and sys.stdin.isatty():
         raise InvalidRequest("no prompt: give it as an argument, with --file FILE, or on stdin")
     where = file or "stdin"
     try:
@@ -87,20 +87,20 @@ def read_prompt(given: str | None, file: Path | None) -> str:
     return text.removesuffix("\n")
 
 
-def _print_answer(found: "Generated", model: str, as_json: bool, max_tokens: int | None) -> None:
+def _print_answer(generated: "Generated", model: str, as_json: bool, max_tokens: int | None) -> None:
     if as_json:
-        choices = [{name: value for name, value in asdict(each).items() if value != []} for each in found.choices]
-        answer = {"model": model, "text": found.text, "finish_reason": found.finish_reason}
-        usage = {**asdict(found.usage), "total_tokens": found.usage.total_tokens}
+        choices = [{name: value for name, value in asdict(each).items() if value != []} for each in generated.choices]
+        answer = {"model": model, "text": generated.text, "finish_reason": generated.finish_reason}
+        usage = {**asdict(generated.usage), "total_tokens": generated.usage.total_tokens}
         print_json({**answer, "usage": usage, "choices": choices}, indent=None)
         return
     printer = TextPrinter(sys.stdout)
-    for number, choice in enumerate(found.choices, 1):
+    for number, choice in enumerate(generated.choices, 1):
         print(f"--- {number}")
         printer.write(choice.text)
         printer.end_line()
-    reasons = {choice.finish_reason for choice in found.choices}
-    _print_cut("length" if "length" in reasons else "stop", found.usage.completion_tokens, max_tokens)
+    reasons = {choice.finish_reason for choice in generated.choices}
+    _print_cut("length" if "length" in reasons else "stop", generated.usage.completion_tokens, max_tokens)
 
 
 def _print_cut(finish_reason: str, tokens: int, max_tokens: int | None) -> None:

@@ -99,36 +99,36 @@ def takes_sampling_options(max_tokens: int) -> Callable[[Callable[..., None]], C
     return add_options
 
 
-def read_sampling(given: Mapping[str, Any]) -> "AnswerOptions":
+def read_sampling(options: Mapping[str, Any]) -> "AnswerOptions":
     """Return the options that are set, as keyword arguments of the client."""
     found = {
         name: value
-        for name, value in given.items()
+        for name, value in options.items()
         if value not in (None, []) and value is not False and name != OTHERS
     }
     if "response_format" in found:
         found["response_format"] = _read_format(found["response_format"])
-    found["parameters"] = _read_others(given.get(OTHERS) or ())
+    found["parameters"] = _read_others(options.get(OTHERS) or ())
     return cast("AnswerOptions", found)
 
 
-def _read_format(given: str) -> dict[str, Any]:
-    if given in PLAIN_FORMATS:
-        return {"type": given}
-    text = read_bytes(Path(given[1:])) if given.startswith("@") else given
+def _read_format(response_format: str) -> dict[str, Any]:
+    if response_format in PLAIN_FORMATS:
+        return {"type": response_format}
+    text = read_bytes(Path(response_format[1:])) if response_format.startswith("@") else response_format
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"--response-format {given}: not valid JSON: {explain_cause(error)}") from error
+        raise InvalidRequest(f"--response-format {response_format}: not valid JSON: {explain_cause(error)}") from error
     if not isinstance(found, dict):
-        raise InvalidRequest(f'--response-format {given}: must be an object like {{"type": "json_object"}}')
+        raise InvalidRequest(f'--response-format {response_format}: must be an object like {{"type": "json_object"}}')
     return found if "type" in found else {"type": "json_schema", "json_schema": {"name": "answer", "schema": found}}
 
 
-def _read_others(given: Sequence[str]) -> dict[str, str]:
+def _read_others(assignments: Sequence[str]) -> dict[str, str]:
     """Return the values as text; the server parses numbers and JSON."""
     found: dict[str, str] = {}
-    for each in given:
+    for each in assignments:
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise InvalidRequest(f"--parameter {each}: expected NAME=VALUE")

@@ -78,8 +78,8 @@ def _format_ms(duration_ms: float) -> str:
     return f"{duration_ms:.0f} ms" if duration_ms >= 10 else f"{duration_ms:.2f} ms"
 
 
-def _mention_version(found: dict[str, str]) -> str:
-    version, message = found.get("version", ""), found["message"]
+def _mention_version(problem: dict[str, str]) -> str:
+    version, message = problem.get("version", ""), problem["message"]
     is_in_message = f"/{version}/" in message or message.startswith("version ")
     return "" if not version or is_in_message else f" in version {version}"
 

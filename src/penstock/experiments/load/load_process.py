@@ -123,10 +123,10 @@ class WindowOutcome:
         return {**{key: getattr(self, key) for key in _PLAIN}, "latencies": self.latencies.encode(), "tokens": tokens}
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> "WindowOutcome":
-        tokens = TokenFigures.from_json(found["tokens"]) if found["tokens"] is not None else None
-        latencies = Latencies.decode(found["latencies"])
-        return cls(**{key: found[key] for key in _PLAIN}, latencies=latencies, tokens=tokens)
+    def from_json(cls, json_object: dict[str, Any]) -> "WindowOutcome":
+        tokens = TokenFigures.from_json(json_object["tokens"]) if json_object["tokens"] is not None else None
+        latencies = Latencies.decode(json_object["latencies"])
+        return cls(**{key: json_object[key] for key in _PLAIN}, latencies=latencies, tokens=tokens)
 
 
 _PLAIN = ("seconds", "answered", "rejected", "sent", "cpu_s", "processes")

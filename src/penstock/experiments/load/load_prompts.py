@@ -101,9 +101,9 @@ def build_prompts(model: str, shape: GenerationShape) -> list[PromptPayload]:
     return made
 
 
-def _make_payload(model: str, given: GivenPrompt, answers: TokenLengths | None, rng: random.Random) -> PromptPayload:
-    output = given.output_tokens or (answers(rng) if answers is not None else None)
-    return PromptPayload(model, given.text, output or ANSWER_TOKENS, output is not None, given.is_chat)
+def _make_payload(model: str, prompt: GivenPrompt, answers: TokenLengths | None, rng: random.Random) -> PromptPayload:
+    output = prompt.output_tokens or (answers(rng) if answers is not None else None)
+    return PromptPayload(model, prompt.text, output or ANSWER_TOKENS, output is not None, prompt.is_chat)
 
 
 def encode_prompts(payloads: Iterable[PromptPayload], protocol: str, is_streamed: bool, key: str = "") -> list[bytes]:
@@ -112,24 +112,24 @@ def encode_prompts(payloads: Iterable[PromptPayload], protocol: str, is_streamed
     return [payload.grpc(is_streamed or protocol == "grpc") for payload in payloads]
 
 
-def parse_lengths(given: str, name: str) -> TokenLengths:
+def parse_lengths(option_value: str, name: str) -> TokenLengths:
     """Parse the lengths in the option `name`. A file contains lengths, or texts whose lengths are estimated."""
-    if is_file(given):
-        lengths = [_parse_length(each) for each in _read_lines(Path(given))]
+    if is_file(option_value):
+        lengths = [_parse_length(each) for each in _read_lines(Path(option_value))]
         return lambda rng: rng.choice(lengths)
     try:
-        if given.startswith("normal:"):
-            mean, deviation = (float(part) for part in given.removeprefix("normal:").split(","))
+        if option_value.startswith("normal:"):
+            mean, deviation = (float(part) for part in option_value.removeprefix("normal:").split(","))
             if 1 <= mean <= MAX_TOKENS and 0 <= deviation <= MAX_TOKENS:
                 return lambda rng: _draw_normal(rng, mean, deviation)
         else:
-            first, _, last = given.partition("-")
+            first, _, last = option_value.partition("-")
             low, high = int(first), int(last or first)
             if 1 <= low <= high <= MAX_TOKENS:
                 return lambda rng: rng.randint(low, high)
     except ValueError:
         pass
-    raise InvalidRequest(f"{name} {given}: expected {FORMS}")
+    raise InvalidRequest(f"{name} {option_value}: expected {FORMS}")
 
 
 def _draw_normal(rng: random.Random, mean: float, deviation: float) -> int:
@@ -138,8 +138,8 @@ def _draw_normal(rng: random.Random, mean: float, deviation: float) -> int:
     return max(1, round(min(mean + limit, max(mean - limit, rng.gauss(mean, deviation)))))
 
 
-def is_file(given: str) -> bool:
-    return not given[:1].isdigit() and Path(given).is_file()
+def is_file(option_value: str) -> bool:
+    return not option_value[:1].isdigit() and Path(option_value).is_file()
 
 
 def read_prompts(file: Path) -> list[GivenPrompt]:

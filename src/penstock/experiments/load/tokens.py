@@ -71,33 +71,33 @@ class TokenFigures:
         return {name: getattr(self, name) for name in _COUNTS} | {name: getattr(self, name).encode() for name in _TIMES}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "TokenFigures":
-        decoded: dict[str, Any] = {name: Latencies.decode(found[name]) for name in _TIMES}
-        return cls(**{name: found[name] for name in _COUNTS}, **decoded)
+    def from_json(cls, json_object: Mapping[str, Any]) -> "TokenFigures":
+        decoded: dict[str, Any] = {name: Latencies.decode(json_object[name]) for name in _TIMES}
+        return cls(**{name: json_object[name] for name in _COUNTS}, **decoded)
 
 
 _COUNTS = ("tokens", "prompt_tokens", "ended_tokens", "good")
 _TIMES = ("first", "between", "per_token")
 
 
-def summarize(found: TokenFigures, answered: int, seconds: float, has_bounds: bool) -> dict[str, Any]:
+def summarize(figures: TokenFigures, answered: int, seconds: float, has_bounds: bool) -> dict[str, Any]:
     """Compute the figures of generated text; a figure that was not measured is None."""
     rates = {"p50": 50.0, "p10": 90.0, "p1": 99.0}  # the slowest tokens are the lowest rates
-    per_token = found.per_token
+    per_token = figures.per_token
     return {
-        "tokens_per_s": found.tokens / seconds if seconds else 0.0,
-        "prompt_tokens_per_s": found.prompt_tokens / seconds if seconds else 0.0,
+        "tokens_per_s": figures.tokens / seconds if seconds else 0.0,
+        "prompt_tokens_per_s": figures.prompt_tokens / seconds if seconds else 0.0,
         "request_tokens_per_s": {name: 1000 / per_token.percentile_ms(percent) for name, percent in rates.items()}
         if len(per_token)
         else None,
-        "prompt_tokens_mean": found.prompt_tokens / answered if answered else None,
-        "output_tokens_mean": found.ended_tokens / answered if answered else None,
-        "first_token_ms": found.first.summary_ms() if len(found.first) else None,
-        "between_tokens_ms": found.between.summary_ms() if len(found.between) else None,
+        "prompt_tokens_mean": figures.prompt_tokens / answered if answered else None,
+        "output_tokens_mean": figures.ended_tokens / answered if answered else None,
+        "first_token_ms": figures.first.summary_ms() if len(figures.first) else None,
+        "between_tokens_ms": figures.between.summary_ms() if len(figures.between) else None,
         "token_ms": per_token.summary_ms() if len(per_token) else None,
-        "goodput_per_s": found.good / seconds if has_bounds and seconds else None,
-        "first_token_histogram": found.first.encode() if len(found.first) else "",
-        "between_tokens_histogram": found.between.encode() if len(found.between) else "",
+        "goodput_per_s": figures.good / seconds if has_bounds and seconds else None,
+        "first_token_histogram": figures.first.encode() if len(figures.first) else "",
+        "between_tokens_histogram": figures.between.encode() if len(figures.between) else "",
     }
 
 

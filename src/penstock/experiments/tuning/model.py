@@ -229,13 +229,13 @@ def _measure_accuracy(
     return _build_record(variant, found, floor)
 
 
-def _build_record(variant: Variant, found: Fidelity | None, floor: float) -> VariantRecord:
-    if found is None:
+def _build_record(variant: Variant, fidelity: Fidelity | None, floor: float) -> VariantRecord:
+    if fidelity is None:
         return VariantRecord(name=str(variant))
-    unit = f" {found.unit}" if found.unit else ""
-    below = f"{found.measure} {found.value:g}{unit} is below {floor:g}{unit}" if found.value < floor else ""
+    unit = f" {fidelity.unit}" if fidelity.unit else ""
+    below = f"{fidelity.measure} {fidelity.value:g}{unit} is below {floor:g}{unit}" if fidelity.value < floor else ""
     return VariantRecord(
-        name=str(variant), accuracy=found.value, measure=found.measure, unit=found.unit, left_out=below
+        name=str(variant), accuracy=fidelity.value, measure=fidelity.measure, unit=fidelity.unit, left_out=below
     )
 
 

@@ -141,8 +141,8 @@ def _finals_table(record: TuneRecord) -> str:
     return _format_table(("configuration", "items/s", "p99 ms", "vs shipped", "equal to the best", ""), rows)
 
 
-def _format_figures(found: Final | Tried) -> tuple[str, str, str]:
-    return f"{found.rate:.1f}", f"{found.over_shipped:.3f}", f"{found.p99_ms:.1f}"
+def _format_figures(result: Final | Tried) -> tuple[str, str, str]:
+    return f"{result.rate:.1f}", f"{result.over_shipped:.3f}", f"{result.p99_ms:.1f}"
 
 
 def _describe_role(record: TuneRecord, final: Final) -> str:

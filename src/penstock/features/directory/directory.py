@@ -55,12 +55,12 @@ class Directory:
         self._max_records = max_records
         self._clock = clock
 
-    async def register(self, given: Document, caller: Principal, lease_s: float | None) -> Document:
+    async def register(self, fields: Document, caller: Principal, lease_s: float | None) -> Document:
         """Add an inference server; return its document."""
-        if REGISTERED in given:
+        if REGISTERED in fields:
             raise InvalidRequest(f"the field '{REGISTERED}' is set by the directory: leave it out")
         own = {ID: str(uuid.uuid4()), **{name: record_kind() for name, record_kind in FIELDS.items()}}
-        document = {**own, **given, REGISTERED: _format_date(datetime.fromtimestamp(self._clock(), UTC))}
+        document = {**own, **fields, REGISTERED: _format_date(datetime.fromtimestamp(self._clock(), UTC))}
         _check_server(document)
         await self._put_new("servers", document[ID], document, caller, lease_s)
         return document

@@ -107,6 +107,6 @@ def _to_document(record: DirectoryRecord) -> Document:
     return {**own, **record.document}
 
 
-def _to_record(found: Mapping[str, Any]) -> DirectoryRecord:
-    document = {name: value for name, value in found.items() if not name.startswith("_")}
-    return DirectoryRecord(found["_id"], document, found[OWNER], found[EXPIRES], found[REVISION])
+def _to_record(stored: Mapping[str, Any]) -> DirectoryRecord:
+    document = {name: value for name, value in stored.items() if not name.startswith("_")}
+    return DirectoryRecord(stored["_id"], document, stored[OWNER], stored[EXPIRES], stored[REVISION])

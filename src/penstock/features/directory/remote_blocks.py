@@ -77,15 +77,15 @@ class RemoteBlocks:
             return
         self._failed_s = 0.0
 
-    def _replace_blocks(self, found: object) -> None:
-        if found == self._found:
+    def _replace_blocks(self, document: object) -> None:
+        if document == self._found:
             return
         try:
-            self.blocks = _BLOCK_LIST.validate_python(found)
+            self.blocks = _BLOCK_LIST.validate_python(document)
         except ValidationError as error:
             raise WireError(f"the directory returned blocks that cannot be read: {error.errors()[0]['msg']}") from error
         self._by_id = {block.block_id: block for block in self.blocks}
-        self._found = found
+        self._found = document
         self.revision += 1
 
     def find(self, block_id: str) -> RemoteBlock | None:

@@ -116,14 +116,14 @@ def estimate_size(row: LogRow) -> int:
     return ROW_BYTES + sum([len(each) for each in payload if each is not None])
 
 
-def shorten_id(given: str) -> str:
+def shorten_id(request_id: str) -> str:
     """Return the id in a form that every store can index: without NUL, and with a digest in place of a long end.
 
     Queries must convert the ids to find in this way, too.
     """
-    if len(given) <= MAX_ID_BYTES and given.isascii() and "\0" not in given:
-        return given
-    raw = given.replace("\0", "\ufffd").encode("utf-8", "replace")
+    if len(request_id) <= MAX_ID_BYTES and request_id.isascii() and "\0" not in request_id:
+        return request_id
+    raw = request_id.replace("\0", "\ufffd").encode("utf-8", "replace")
     text = raw.decode()
     if len(raw) <= MAX_ID_BYTES:
         return text

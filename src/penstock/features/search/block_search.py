@@ -190,16 +190,16 @@ class BlockSearch:
         return known
 
 
-def _explain_none(found: SearchOutcome, policy: str) -> str:
-    if found.elsewhere and not found.matched:
-        clusters = ", ".join(sorted(found.elsewhere)[:MAX_NAMED])
+def _explain_none(outcome: SearchOutcome, policy: str) -> str:
+    if outcome.elsewhere and not outcome.matched:
+        clusters = ", ".join(sorted(outcome.elsewhere)[:MAX_NAMED])
         return (
-            f"none of {found.total} blocks can run this request: the blocks that match its search query are in the "
+            f"none of {outcome.total} blocks can run this request: the blocks that match its search query are in the "
             f"cluster {clusters}, and this gateway cannot call them; send the request to a gateway of that cluster"
         )
     return (
-        f"none of {found.total} blocks can run this request: {found.matched} match the filters of its search query, "
-        f"and the policy {policy} chose none; `penstock search --explain` shows why"
+        f"none of {outcome.total} blocks can run this request: {outcome.matched} match the filters of its search "
+        f"query, and the policy {policy} chose none; `penstock search --explain` shows why"
     )
 
 

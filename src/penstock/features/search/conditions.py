@@ -111,17 +111,17 @@ def unwrap(json_value: Any, location: str) -> Any:
     raise make_query_error(f"{location}: wrappers are nested too deep: use at most {MAX_DEPTH} levels")
 
 
-def check_keys(json_value: Mapping[str, Any], known: Sequence[str], location: str) -> None:
+def check_keys(json_value: Mapping[str, Any], known_keys: Sequence[str], location: str) -> None:
     for key in json_value:
-        if key not in known:
-            raise make_query_error(f"{location}: unknown key '{key[:80]}'; known keys: {', '.join(known)}")
+        if key not in known_keys:
+            raise make_query_error(f"{location}: unknown key '{key[:80]}'; known keys: {', '.join(known_keys)}")
 
 
-def choose(json_value: Any, known: Sequence[str], location: str) -> str:
+def choose(json_value: Any, known_values: Sequence[str], location: str) -> str:
     """Return `json_value` if it is one of the known values; otherwise raise InvalidRequest."""
-    if not isinstance(json_value, str) or json_value not in known:
+    if not isinstance(json_value, str) or json_value not in known_values:
         raise make_query_error(
-            f"{location}: unknown value {_format_value(json_value)}; known values: {', '.join(known)}"
+            f"{location}: unknown value {_format_value(json_value)}; known values: {', '.join(known_values)}"
         )
     return json_value
 
@@ -211,12 +211,12 @@ def find_values(document: Any, path: Sequence[str]) -> Values:
     return tuple(each for each in _flatten(found) if each is None or isinstance(each, str | int | float | bool))
 
 
-def _flatten(found: Sequence[Any]) -> list[Any]:
+def _flatten(values: Sequence[Any]) -> list[Any]:
     """Return the values with every list, also a nested one, replaced by its elements."""
-    if not any(isinstance(each, list | tuple) for each in found):
-        return list(found)
+    if not any(isinstance(each, list | tuple) for each in values):
+        return list(values)
     flat: list[Any] = []
-    waiting = list(reversed(found))
+    waiting = list(reversed(values))
     while waiting:
         each = waiting.pop()
         if isinstance(each, list | tuple):
