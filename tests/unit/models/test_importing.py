@@ -175,6 +175,12 @@ def test_an_import_without_a_source_is_rejected(tmp_path: Path) -> None:
     assert "is not a valid model name" in refusal("../mine", "-r", tmp_path)
 
 
+def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("weights.bin").write_bytes(b"x")
+    assert refusal("weights.bin", "-r", tmp_path).startswith("weights.bin is not a GGUF file; for other weights")
+
+
 def test_existing_other_settings_are_not_overwritten(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.yaml").write_text("task: embed\n")

@@ -46,7 +46,7 @@ def fetch_model_metadata(http: str, model: str, key: str = "", files: TlsFiles =
             return inputs
     except HTTPError as error:
         with error:
-            raise InvalidRequest(f"model '{model}': {_read_reason(error)}") from error
+            raise InvalidRequest(_read_reason(error)) from error
     except OSError as error:
         raise Unavailable(f"no answer ({error}): is `penstock serve` running at {http}?") from error
     except (ValueError, KeyError) as error:
