@@ -5,6 +5,7 @@ import pwd
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,7 +63,8 @@ class Postgres(ServiceProcess):
     def kill(self) -> None:
         """Kill all processes of the server, like a power failure."""
         for each in self._list_processes():
-            each.kill()
+            with suppress(psutil.NoSuchProcess):  # a process of the server that ends with the first one
+                each.kill()
         super().kill()
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
