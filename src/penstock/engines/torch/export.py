@@ -68,7 +68,7 @@ def open_program(file: Path, options: TorchOptions, target: Target) -> TorchMode
 
 def _read_inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    arguments = [each.arg for each in program.graph_signature.input_specs if each.device_kind == InputKind.USER_INPUT]
+    arguments = [each.arg for each in program.graph_signature.input_specs if each.kind == InputKind.USER_INPUT]
     found = []
     for argument in arguments:
         if isinstance(argument, TensorArgument):
@@ -88,7 +88,7 @@ def _read_inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
 def _read_outputs(file: Path, program: Any) -> list[TensorSpec]:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     arguments = [
-        each.arg for each in program.graph_signature.output_specs if each.device_kind == OutputKind.USER_OUTPUT
+        each.arg for each in program.graph_signature.output_specs if each.kind == OutputKind.USER_OUTPUT
     ]
     # Unflatten the arguments to find each output's position in the module's result.
     given = iterate_tensors(pytree.tree_unflatten(arguments, program.call_spec.out_spec))

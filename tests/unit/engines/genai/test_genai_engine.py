@@ -217,7 +217,7 @@ def test_a_broken_schema_fails_only_its_request(asker: Asker, schema: str) -> No
     ("prompt", "sampling", "error", "said"),
     [
         ("", GREEDY, InvalidRequest, "the prompt is empty"),
-        ([1, 99_999_999], GREEDY, InvalidRequest, "input_ids has 99999999"),
+        ([1, 99_999_999], GREEDY, InvalidRequest, "input_ids has the unknown token 99999999"),
         ("x " * 9000, GREEDY, RequestTooLarge, "8192 tokens or more and an answer of 12 is more than .*max_context"),
         ("x" * 2_000_000, GREEDY, RequestTooLarge, "2000000 characters is more than 8192 tokens"),
         ("x", Sampling(max_tokens=8192), RequestTooLarge, "an answer of 8192 is more than the model's context"),
