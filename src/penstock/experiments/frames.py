@@ -54,7 +54,7 @@ class FrameTimes(NamedTuple):
 class FrameStep:
     batch_size: int  # frames per batch
     rows: int = 0  # rows of the network's input: an image may have several tiles
-    request_mode: int = 0
+    runs: int = 0
     batch_ms: FrameTimes | None = None  # time of the engine for the batch
     ms_per_frame: FrameTimes | None = None
     frames_per_s: float = 0.0
