@@ -1,4 +1,7 @@
-"""The ports of a server: its first process reserves them, and only its gateways share them."""
+"""The ports of a server.
+
+The server's first process reserves the ports, so that no other server takes them; only its gateways listen on them.
+"""
 
 import socket
 from collections.abc import Awaitable, Callable
@@ -56,7 +59,7 @@ async def open_unshared_socket(host: str, flag: str, port: int) -> socket.socket
 
 
 async def open_default_port(listen: Callable[[int], Awaitable[T]], requested_port: int | None, default_port: int) -> T:
-    """Listen at the port `wanted`; if it is None, at the port `usual`, or at a free port if `usual` is in use."""
+    """Listen at `requested_port`; if it is None, at `default_port`, or at a free port if that port is in use."""
     try:
         return await listen(default_port if requested_port is None else requested_port)
     except ConfigError:

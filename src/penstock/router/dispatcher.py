@@ -116,7 +116,7 @@ class Dispatcher:
         self._perform(self._table.retire_blocks(blocks))
 
     def set_routings(self, routings: dict[str, Routing]) -> None:
-        """Replace the routing settings of these blocks at once; waiting jobs stay."""
+        """Replace the routing settings of all blocks by these. Waiting jobs stay in their queues."""
         if routings == self._routings:
             return
         self._routings = dict(routings)

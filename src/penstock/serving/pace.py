@@ -8,7 +8,7 @@ from penstock.telemetry.tally import Tallies
 
 
 class TokenTimeHistograms:
-    """The histograms of one block's token times. Only streamed answers are measured."""
+    """Histograms of one block's times to the first token and between tokens. Only streamed answers are measured."""
 
     def __init__(self, metrics: ServingMetrics, block: BlockDescription, tallies: Tallies) -> None:
         labels = (block.model, block.version)
@@ -17,7 +17,7 @@ class TokenTimeHistograms:
 
 
 class StreamTimer:
-    """Measures the token times of one request."""
+    """Measures the times to the first token and between tokens of one request."""
 
     __slots__ = ("_histograms", "_last_at", "_start")
 

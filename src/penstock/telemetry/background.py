@@ -152,9 +152,9 @@ class SupervisedLoop:
             self.end()
 
     def run_in_thread(self, is_over: Callable[[], bool]) -> None:
-        """Run passes, which are functions, in this thread until `is_over`.
+        """Call `run_pass`, which must not be a coroutine function, in this thread until `is_over` returns True.
 
-        Call `begin` and `end` in the event loop's thread, because readiness is checked there.
+        The owner of the loop calls `begin` and `end` in the event loop's thread, because readiness is checked there.
         """
         while not is_over():
             self._pass_began_at = self._clock()

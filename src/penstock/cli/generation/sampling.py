@@ -108,7 +108,7 @@ def read_sampling(options: Mapping[str, Any]) -> "AnswerOptions":
     }
     if "response_format" in found:
         found["response_format"] = _read_format(found["response_format"])
-    found["parameters"] = _read_others(options.get(OTHERS) or ())
+    found["parameters"] = _read_parameters(options.get(OTHERS) or ())
     return cast("AnswerOptions", found)
 
 
@@ -125,8 +125,8 @@ def _read_format(response_format: str) -> dict[str, Any]:
     return found if "type" in found else {"type": "json_schema", "json_schema": {"name": "answer", "schema": found}}
 
 
-def _read_others(assignments: Sequence[str]) -> dict[str, str]:
-    """Return the values as text; the server parses numbers and JSON."""
+def _read_parameters(assignments: Sequence[str]) -> dict[str, str]:
+    """Return the values of the NAME=VALUE options as text, by name; the server parses numbers and JSON."""
     found: dict[str, str] = {}
     for each in assignments:
         name, equals, value = each.partition("=")

@@ -139,7 +139,9 @@ def _read_value(opened: IO[bytes], type_number: int) -> Any:
                 _read_value(opened, of)
         return None
     if type_number not in _SCALARS:
-        raise ValueError(f"a value has the unknown type {type_number}")
+        raise ValueError(
+            f"a metadata value has the unknown type {type_number}: the file is damaged, or newer than Penstock supports"
+        )
     return _read_struct(opened, f"<{_SCALARS[type_number]}")[0]
 
 

@@ -44,9 +44,9 @@ class GrammarCheck:
         self._results: OrderedDict[str, Future[str]] = OrderedDict()  # by schema: its problem, or an empty text
 
     def is_usable(self, schema: str) -> bool:
-        """Return True if the schema may be used, or False if its check is not done yet: call again after `wake`.
+        """Return True if the schema was checked and is usable, or False while its check still runs.
 
-        Raises InvalidRequest if the schema cannot be used.
+        Raise InvalidRequest if the schema is unusable. After False, call again once `wake` was called.
         """
         found = self._results.get(schema)
         if found is None:

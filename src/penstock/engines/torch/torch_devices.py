@@ -9,8 +9,8 @@ from penstock.core.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NEEDS = {
-    "cuda": "it needs an NVIDIA GPU with its driver, and a PyTorch that is built for CUDA: see pytorch.org",
-    "mps": "it needs an Apple GPU and PyTorch's package for macOS",
+    "cuda": "an NVIDIA GPU with its driver, and a PyTorch that is built for CUDA (see pytorch.org)",
+    "mps": "an Apple GPU and PyTorch's package for macOS",
 }
 
 
@@ -37,7 +37,8 @@ def choose_target(device: str, precision: str) -> Target:
     """Return the device and precision to use; raise ConfigError if the machine does not support them."""
     if precision != "auto" and precision not in DTYPES:
         raise ConfigError(
-            f"precision {precision}: engine: torch runs fp32, bf16 and fp16", reason="unsupported_precision"
+            f"precision {precision} is not supported by engine torch: use fp32, bf16 or fp16",
+            reason="unsupported_precision",
         )
     counts = {
         "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
@@ -49,8 +50,11 @@ def choose_target(device: str, precision: str) -> Target:
     if kind != "cpu" and int(index or 0) >= counts[kind]:
         gpus = [f"cuda:{number}" for number in range(counts["cuda"])]
         there = ", ".join(["cpu", *gpus, *["mps"] * counts["mps"]])
-        missing = f"no such GPU, only {there}" if counts[kind] else f"no such device, only {there}: {_NEEDS[kind]}"
-        raise ConfigError(f"instances.device {name}: there is {missing}", reason="device_missing")
+        missing = "GPU" if counts[kind] else f"device, which needs {_NEEDS[kind]}"
+        raise ConfigError(
+            f"instances.device {name}: this machine has no such {missing}; choose one of: auto, {there}",
+            reason="device_missing",
+        )
     _check_precision(kind, precision)
     return Target(name, precision)
 

@@ -1,4 +1,4 @@
-"""Write the winning configuration into the model's settings; for a converted file, create a new version."""
+"""Write the winning configuration into the model's settings. If it uses a converted file, create a new version."""
 
 import difflib
 import shutil
@@ -93,7 +93,8 @@ def _check(model: TuneModel, version: str, winner: Configuration) -> None:
     folder = read_model_folder(model.folder.path)
     if version not in folder.versions:
         raise ConfigError(
-            f"{folder.path}: version {version} would not be served, because versions is {folder.settings.versions}"
+            f"{folder.path}: version {version} would not be served with the setting versions: "
+            f"{folder.settings.versions}; change the setting to include this version"
         )
     found = TuneModel(folder.of_version(version), model.variants).shipped()
     if found != winner:

@@ -122,10 +122,13 @@ class RegistryRest:
     async def append(self, request: Request) -> Response:
         _check_tus(request)
         if request.headers.get("content-type", "").partition(";")[0].strip() != OFFSET_STREAM:
-            raise InvalidRequest(f"send content-type: {OFFSET_STREAM}")
+            raise InvalidRequest(f"missing or invalid header content-type: send {OFFSET_STREAM}")
         offset = request.headers.get("upload-offset", "")
         if not re.fullmatch("[0-9]{1,18}", offset):
-            raise InvalidRequest("send upload-offset: the number of stored bytes, which HEAD returns")
+            raise InvalidRequest(
+                "missing or invalid header upload-offset: send the number of bytes stored so far, as a HEAD request "
+                "returns it"
+            )
         names = request.path_params
         there = await self._registry.append(names["upload"], names["sha256"], int(offset), read_pieces(request))
         return Response(status_code=204, headers={**TUS, "upload-offset": str(there)})

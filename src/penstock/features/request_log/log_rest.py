@@ -141,7 +141,7 @@ class LogRest:
 
 
 def show_row(row: LogRow) -> dict[str, Any]:
-    """Return a row as the values of its JSON. Bytes that are not text are in base64, under `base64`."""
+    """Return a row as a JSON object. Bytes that are not UTF-8 become `{"base64": "…"}`."""
     found = row._asdict()
     return {
         "request_id": found.pop("request_id"),

@@ -206,7 +206,7 @@ class SessionTable:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Fail tickets past their deadlines, and remove sessions that were idle for too long."""
+        """Fail the waiting requests whose deadlines have passed, and remove sessions that were idle for too long."""
         actions: list[Action] = []
         while (ticket := self._deadlines.pop(now)) is not None:
             assert ticket.step is not None

@@ -23,7 +23,7 @@ MAX_ID = 256  # characters of the id of an invalid message
 
 
 def count_json_bytes(message: Message) -> int:
-    """Return the length of a message's JSON, which a binary message declares."""
+    """Return the length in bytes of a message's JSON. A binary message states this length in its first bytes."""
     return len(message) if isinstance(message, Utf8) else int.from_bytes(message[:LENGTH_BYTES], "little")
 
 

@@ -80,7 +80,10 @@ class TetheredProcess:
         self._send(open=True)
 
     def report_ready(self, asks_for_keys: bool, blocks: Iterable[bytes]) -> None:
-        """Report that a gateway is ready, with the encoded descriptions of some of its blocks."""
+        """Report that a gateway is ready. `asks_for_keys`: callers need API keys. `blocks`: encoded descriptions.
+
+        The report contains at most SHOWN_BLOCKS descriptions, and none that is longer than SHOWN_BYTES.
+        """
         short = [each.decode() for each in blocks if len(each) <= SHOWN_BYTES]
         self._send(ready={"asks_for_keys": asks_for_keys, "blocks": short[:SHOWN_BLOCKS]})
 

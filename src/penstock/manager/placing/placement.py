@@ -75,7 +75,7 @@ def place_blocks(
     """Return a placement of the blocks on the workers.
 
     `held_by_block` contains, by block, the workers that the previous placement chose, or the workers that hold the
-    block. With the result of a call for the same blocks and workers, nothing moves.
+    block. If it is the result of an earlier call with the same blocks and workers, the placement stays the same.
     """
     placing = _PlacementBuilder(blocks, workers)
     budget = placing.keep_held_blocks(held_by_block)

@@ -154,7 +154,10 @@ class SqliteMetadataStore(MetadataStore):
             log.warning("metadata_unwritable", file=str(self._file.path), error=explain_cause(error), advice=ADVICE)
 
     def _build_rows(self, changes: Sequence[Change], writes: Sequence[Write]) -> Sequence[Row]:
-        """Return the rows to write, including earlier changes that were not written. Leased records are not stored."""
+        """Return the rows to write, for these changes and for earlier changes whose write failed.
+
+        Leased records are kept only in memory: their rows delete the stored records of the same keys.
+        """
         leased = {write.key for write in writes if write.lease}
         rows: dict[str, Row] = {}
         for key in self._unwritten:

@@ -1,4 +1,4 @@
-"""Finds the leading manager in the metadata store, for roles that know the address of the store, but of no manager."""
+"""Finds the leading manager in the metadata store, for roles that know only the store's address, and no manager's."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -51,9 +51,9 @@ def _join_row(width: int, row: Sequence[tuple[tuple[int, int], Pixels]]) -> Pixe
 def _divide_length(length: int, limit: int) -> tuple[int, list[int]]:
     """Return the length that each tile covers, and the start of each tile.
 
-    All tiles have the same length, near the image's length divided by their number: tiles of length `limit` could
-    overlap so much that two thirds of the pixels would be computed twice. The length is a multiple of GRAIN, so that
-    tiles of similar images have the same shape and can be batched.
+    All tiles have the same length: the image's length divided by the number of tiles, rounded up to a multiple of
+    GRAIN. Tiles of length `limit` would overlap more, and up to two thirds of the pixels would be computed twice.
+    Multiples of GRAIN give the tiles of similar images the same shape, so that these tiles can be batched.
     """
     count = -(-length // limit)
     even = -(-length // count)

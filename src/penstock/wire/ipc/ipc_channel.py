@@ -15,7 +15,10 @@ _RECEIVE_BYTES = 64 * 1024
 
 
 class PeerGone(Exception):
-    """The other process has ended, or has sent an invalid message, after which the connection is unusable."""
+    """The other process has ended, or has sent an invalid message, after which the connection is unusable.
+
+    The text is the reason in a longer message, which says whose process ended.
+    """
 
 
 class IpcChannel:

@@ -179,13 +179,13 @@ def test_auto_means_the_cpu_on_a_machine_without_a_gpu(file: Path) -> None:
 @pytest.mark.skipif(HAS_CUDA, reason="has an NVIDIA GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_a_missing_cuda_is_an_error_that_names_the_available_devices(file: Path, device: str) -> None:
-    with pytest.raises(ConfigError, match=rf"instances\.device {device}: there is no such device, only cpu: .*NVIDIA"):
+    with pytest.raises(ConfigError, match=rf"instances\.device {device}: .* no such device, .*NVIDIA.*: auto, cpu"):
         on(device, file).load()
 
 
 @pytest.mark.skipif(HAS_MPS, reason="has an Apple GPU")
 def test_a_missing_mps_is_an_error_that_names_the_requirements(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"instances\.device mps: there is no such device, .*macOS"):
+    with pytest.raises(ConfigError, match=r"instances\.device mps: this machine has no such device, .*macOS"):
         on("mps", file).load()
 
 
@@ -206,7 +206,7 @@ def test_a_machines_devices_and_precisions_are_known_before_loading() -> None:
     assert explain_unsupported("torch", "cpu", "bf16") is None
     assert "on the CPU use precision: bf16" in (explain_unsupported("torch", "cpu", "fp16") or "")
     assert "does not run INT8" in (explain_unsupported("torch", "cpu", "int8") or "")
-    assert HAS_CUDA or "only cpu" in (explain_unsupported("torch", "cuda", "fp16") or "")
+    assert HAS_CUDA or "auto, cpu" in (explain_unsupported("torch", "cuda", "fp16") or "")
     assert explain_unsupported("magic", "cuda", "fp16") == "Penstock has no magic engine"
 
 
@@ -243,7 +243,7 @@ def test_cuda_results_equal_those_of_the_cpu(file: Path, tmp_path: Path) -> None
                     (found,) = engine.infer(0, {"x": sent}, [])
                     assert found.dtype == np.float32
                     assert np.allclose(found, expected, atol=tolerance)
-    with pytest.raises(ConfigError, match=r"cuda:99: there is no such GPU, only cpu, cuda:0"):
+    with pytest.raises(ConfigError, match=r"cuda:99: this machine has no such GPU; choose one of: auto, cpu, cuda:0"):
         on("cuda:99", file).load()
 
 

@@ -257,11 +257,12 @@ def test_folders_instead_of_files_are_reported(tmp_path: Path) -> None:
 
 def test_broken_links_are_reported(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", None, {"1/tokenizer.json": ""})
-    (folder / "model.yaml").symlink_to("/nowhere/model.yaml")
-    (folder / "1" / "model.onnx").symlink_to("/nowhere/model.onnx")
+    missing = tmp_path / "missing"
+    (folder / "model.yaml").symlink_to(missing / "model.yaml")
+    (folder / "1" / "model.onnx").symlink_to(missing / "model.onnx")
     found = examine_folder(folder).findings
     assert [each.code for each in found] == ["dangling_link", "dangling_link"]
-    assert "model.onnx is a link to /nowhere/model.onnx, which does not exist" in found[1].message
+    assert f"model.onnx is a link to {missing}/model.onnx, which does not exist" in found[1].message
 
 
 @pytest.mark.parametrize("linked", ["1", "1/model.onnx", "1/tokenizer.json", "1/version.yaml", "model.yaml"])
@@ -628,18 +629,18 @@ def test_model_folders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("nowhere", "there is no such folder"),
+        ("missing", "there is no such folder"),
         ("m/model.yaml", "is a file, but a model is a folder; try: penstock model check {folder}/m"),
         ("m/1/model.onnx", "is a file, but a model is a folder; try: penstock model check {folder}/m"),
         ("m/1", "is a version's folder; give the model's folder: penstock model check {folder}/m"),
         ("empty", "neither a model's folder (with model.yaml) nor a repository of models"),
-        ("link", "is a link to /nowhere, which does not exist"),
+        ("link", "is a link to {folder}/missing, which does not exist"),
     ],
 )
 def test_other_paths_are_refused(tmp_path: Path, given: str, words: str) -> None:
     make(tmp_path / "m", "", GOOD)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to("/nowhere")
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
     with pytest.raises(ConfigError) as caught:
         find_models(tmp_path / given)
     assert words.format(folder=tmp_path) in caught.value.message
