@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.config import Limits, Telemetry
+from penstock.core.config import Limits, TelemetrySettings
 from penstock.core.errors import PenstockError
 from penstock.core.generation import Delta, Generation, GenerationState, GenerationStep, Progress
 from penstock.core.signature import Signature
@@ -107,7 +107,7 @@ class GeneratingBed:
             "blk", "m", "1", "openvino_genai", "int4", seen.inputs, seen.outputs, 0, 1, settings.for_block()
         )
         self.registry = CollectorRegistry()
-        tools = WorkerTools(PreparedMemory(2**30), WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
+        tools = WorkerTools(PreparedMemory(2**30), WorkerMetrics(self.registry), Traces(TelemetrySettings(), "test"))
         loaded = LoadedBlock(spec, task, self.engine, description, has_steady_cost=False)
         runner = make_runner(loaded, tools)
         assert isinstance(runner, GenerationRunner)

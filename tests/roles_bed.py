@@ -13,7 +13,7 @@ from penstock.app.gateway.client_endpoints import ClientEndpoints
 from penstock.app.gateway.gateway import Gateway
 from penstock.app.ports import open_http_socket
 from penstock.core.blocks import BlockState, GatewayMember
-from penstock.core.config import Config, Telemetry, WorkerSettings
+from penstock.core.config import Config, TelemetrySettings, WorkerSettings
 from penstock.endpoints.guard import Guard
 from penstock.features.registry.sources import ModelSources
 from penstock.manager.manager_server import serve_manager
@@ -42,7 +42,7 @@ async def roles_running(
 ) -> AsyncIterator[RunningRoles]:
     without_trials = WorkerSettings(engine_trial_s=0)
     config = Config(models=models, data_dir=folder / "data", **{"worker": without_trials, **settings})
-    traces = Traces(Telemetry(), "test")
+    traces = Traces(TelemetrySettings(), "test")
     async with AsyncExitStack() as stack:
         store = await SqliteMetadataStore.open(config.data_dir / "metadata.db")
         stack.push_async_callback(store.close)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
-from penstock.core.config import Limits, Telemetry
+from penstock.core.config import Limits, TelemetrySettings
 from penstock.core.errors import DeviceOutOfMemory, EngineFailed, PenstockError
 from penstock.core.signature import DeclaredTensor, Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
@@ -153,7 +153,7 @@ class Bed:
             has_steady_cost=is_steady,
         )
         self.room = PreparedMemory(2**30)
-        tools = WorkerTools(self.room, WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
+        tools = WorkerTools(self.room, WorkerMetrics(self.registry), Traces(TelemetrySettings(), "test"))
         runner = make_runner(loaded, tools)
         assert isinstance(runner, QueueRunner)
         self.runner = runner

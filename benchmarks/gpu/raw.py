@@ -69,7 +69,7 @@ def measure_bare_text(folder: Path, device: str, texts: Sequence[str]) -> RawFor
         batches = [
             _make_inputs(rows[at : at + size], len(model.inputs), target.device) for at in range(0, len(rows), size)
         ]
-        runs: list[Callable[[], Any]] = [lambda batch=batch: model.call(batch) for batch in batches]  # type: ignore[misc]
+        runs: list[Callable[[], Any]] = [lambda batch=batch: model.forward(batch) for batch in batches]  # type: ignore[misc]
         ways[f"batches of {size}"] = _make_pass(runs, device)
         if target.device_kind == "cuda":
             ways[f"batches of {size}, as graphs"] = _make_pass([_capture_graph(run) for run in runs], device)
@@ -115,7 +115,7 @@ def compute_cpu_vectors(folder: Path, texts: Sequence[str]) -> Array:
     with torch.inference_mode():
         for start in range(0, len(order), REFERENCE_BATCH):
             chosen = order[start : start + REFERENCE_BATCH]
-            answer = model.call(_make_inputs([ids[index] for index in chosen], len(model.inputs), target.device))
+            answer = model.forward(_make_inputs([ids[index] for index in chosen], len(model.inputs), target.device))
             for index, vector in zip(chosen, answer.numpy(), strict=True):
                 found[index] = vector
     return np.stack(found)

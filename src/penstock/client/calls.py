@@ -390,7 +390,7 @@ class Calls:
             if found.HasField("failure"):
                 raise decode_failure(found.failure)
         except (grpc.RpcError, PenstockError) as error:
-            return self._routes.postpone_discovery(model, version, self._convert_error(error)[0], time.monotonic())
+            return self._routes.keep_route_after_error(model, version, self._convert_error(error)[0], time.monotonic())
         return self._routes.store_route(model, version, found, time.monotonic(), time.time())
 
     def _needs_gateway(self, route: WorkerRoute, fault: PenstockError) -> bool:

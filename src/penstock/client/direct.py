@@ -106,7 +106,7 @@ class WorkerRoutes:
         )
         return model_route.route
 
-    def postpone_discovery(self, model: str, version: str, error: PenstockError, now: float) -> WorkerRoute | None:
+    def keep_route_after_error(self, model: str, version: str, error: PenstockError, now: float) -> WorkerRoute | None:
         """Schedule the next Discover call after a failed call; return the current route if it is still valid."""
         model_route = self._models.setdefault((model, version), _ModelRoute())
         if model_route.route is None:

@@ -334,7 +334,7 @@ class TriggerSettings(Section):
         return self
 
 
-class Telemetry(Section):
+class TelemetrySettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
     otlp_endpoint: str = ""  # where traces are sent; empty: nothing is sent
@@ -378,7 +378,7 @@ class Config(Section):
     tls: TlsSettings = TlsSettings()
     health: HealthSettings = HealthSettings()
     triggers: tuple[TriggerSettings, ...] = ()  # commands and URLs that are called for events
-    telemetry: Telemetry = Telemetry()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @model_validator(mode="after")
     def _can_serve_http3(self) -> "Config":

@@ -59,17 +59,18 @@ class Batching(Section):
     order: Literal["length", "arrival"] = "length"
 
     # Constants that tests, and BatchingOnGpu, override in a subclass. They were measured with minilm: decision 0007 for
-    # padding, decision 0010 for the reach, which is 600 tokens for batches of 256.
+    # padding, decision 0010 for the searched tokens, which are 600 for batches of 256.
     max_padding: ClassVar[float] = 0.05  # of a batch, relative to its real tokens
     free_padding: ClassVar[int] = 8  # padding tokens that cost less than another batch
-    reach_batches: ClassVar[float | None] = 2.35  # of max_tokens; None: the whole queue
+    # A batch searches this part of the queue, in multiples of max_tokens, for texts of similar length; None: all of it.
+    searched_batches: ClassVar[float | None] = 2.35
 
     @property
-    def reach_tokens(self) -> int | None:
+    def searched_tokens(self) -> int | None:
         """Return how many queued tokens a batch searches for rows of similar length; None means all queued tokens."""
-        if self.max_tokens is None or self.reach_batches is None:
+        if self.max_tokens is None or self.searched_batches is None:
             return None
-        return int(self.reach_batches * self.max_tokens)
+        return int(self.searched_batches * self.max_tokens)
 
 
 class BatchingOnGpu(Batching):
@@ -77,7 +78,7 @@ class BatchingOnGpu(Batching):
 
     max_padding: ClassVar[float] = 0.1
     free_padding: ClassVar[int] = 2048
-    reach_batches: ClassVar[float | None] = None
+    searched_batches: ClassVar[float | None] = None
 
 
 class Instances(Section):

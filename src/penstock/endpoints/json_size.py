@@ -65,15 +65,15 @@ class _TextMemory:
     def size_bytes(self) -> int:
         return self._complete_bytes + self._characters * self._width
 
-    def add(self, texts: Sequence[bytes], width: int, is_continued: bool, is_whole: bool) -> None:
+    def add(self, texts: Sequence[bytes], width: int, is_continued: bool, is_inside_text: bool) -> None:
         """Add the texts of a piece, in which a character takes at most `width` bytes.
 
-        `is_continued`: the first text began in an earlier piece. `is_whole`: no text begins or ends in the piece.
+        `is_continued`: the first text began in an earlier piece. `is_inside_text`: no text begins or ends in the piece.
         """
         if is_continued:
             self._characters += _count_characters(texts[0], width)
             self._width = max(self._width, width)
-            if is_whole:
+            if is_inside_text:
                 return
             texts = texts[1:]
         if texts:

@@ -286,9 +286,9 @@ def _encode_assignment(delta: MapDelta[WorkerUpdate], history: str, epoch: int) 
             case GatewayEndpoints(endpoints):
                 message.has_gateways = True
                 message.gateways.extend(endpoints)
-            case TokenItem(is_asking, signers, revoked, expires_at):
+            case TokenItem(needs_key, signers, revoked, expires_at):
                 tokens = pb.TokenFacts(
-                    is_asking=is_asking, signers=_encode_signers(signers), revoked=revoked, clock=time.time()
+                    is_asking=needs_key, signers=_encode_signers(signers), revoked=revoked, clock=time.time()
                 )
                 tokens.expires_at.update(expires_at)
                 message.tokens.CopyFrom(tokens)
@@ -321,9 +321,9 @@ def _encode_view(delta: MapDelta[GatewayUpdate], history: str, epoch: int) -> pb
             case WorkersKeys(keys):
                 message.has_curve_keys = True
                 message.curve_keys.extend(keys)
-            case AccessItem(secret, is_asking, signers):
+            case AccessItem(secret, needs_key, signers):
                 access = pb.AccessFacts(
-                    secret=secret, is_asking=is_asking, signers=_encode_signers(signers), clock=time.time()
+                    secret=secret, is_asking=needs_key, signers=_encode_signers(signers), clock=time.time()
                 )
                 message.access.CopyFrom(access)
             case KeyItem():

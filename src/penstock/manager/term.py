@@ -22,12 +22,12 @@ from penstock.manager.publishing.publisher import Publisher
 from penstock.manager.worker_liveness import (
     LivenessAction,
     LivenessChanged,
+    LivenessRecord,
     LivenessRules,
     LivenessState,
     LivenessTick,
     StreamRefused,
     WorkerArrived,
-    WorkerLife,
     WorkerLiveness,
     WorkerRemoved,
     WorkerReported,
@@ -164,8 +164,8 @@ class Term:
         self, reported: WorkerReported, report: BlocksReport, load: WorkerLoad | None, now: float
     ) -> None:
         worker_id = reported.worker_id
-        life = self.liveness.get(worker_id)
-        if life is None or life.stream != reported.stream:
+        liveness = self.liveness.get(worker_id)
+        if liveness is None or liveness.stream != reported.stream:
             return
         self._perform(self.liveness.handle(reported, now))
         if worker_id not in self.blocks.list_workers():
@@ -180,15 +180,15 @@ class Term:
         self._place_and_publish(now)
 
     def facts_reported(self, reported: WorkerReported, facts: WorkerFacts) -> None:
-        life = self.liveness.get(reported.worker_id)
-        if life is not None and life.stream == reported.stream:
+        liveness = self.liveness.get(reported.worker_id)
+        if liveness is not None and liveness.stream == reported.stream:
             self.facts[reported.worker_id] = facts
             self._has_changed = True
 
     def stream_ended(self, ended: WorkerStreamEnded, now: float) -> None:
         self.refused.pop(ended.stream, None)
-        life = self.liveness.get(ended.worker_id)
-        if life is None or life.stream != ended.stream:
+        liveness = self.liveness.get(ended.worker_id)
+        if liveness is None or liveness.stream != ended.stream:
             return
         self.blocks.worker_detached(ended.worker_id)
         self._perform(self.liveness.handle(ended, now))
@@ -231,8 +231,8 @@ class Term:
 
     def list_present_workers(self) -> PresentWorkers:
         """Return the connected workers, for which the next leader will wait."""
-        lives = self.liveness.get_lives().items()
-        return PresentWorkers(worker_ids=tuple(sorted(name for name, life in lives if life.state in PRESENT)))
+        records = self.liveness.get_records().items()
+        return PresentWorkers(worker_ids=tuple(sorted(name for name, liveness in records if liveness.state in PRESENT)))
 
     def open_direct_endpoint(self, worker_id: str) -> None:
         """Instruct the worker to open its endpoint for direct clients."""
@@ -244,8 +244,8 @@ class Term:
 
     def is_draining_or_removed(self, worker_id: str) -> bool:
         """Return whether the worker is draining or was removed."""
-        record, life = self.get_worker_record(worker_id), self.liveness.get(worker_id)
-        return record.is_draining or (life is not None and record.removed == life.incarnation)
+        record, liveness = self.get_worker_record(worker_id), self.liveness.get(worker_id)
+        return record.is_draining or (liveness is not None and record.removed == liveness.incarnation)
 
     def find_target_workers(self, block: DeployedBlock) -> list[str]:
         """Return the workers that should hold the block."""
@@ -289,7 +289,7 @@ class Term:
 
         If many workers join a large cluster at once, the next tick places blocks for all new workers together.
         """
-        if now is not None and now < self._place_at and len(self._placed) * len(self.liveness.get_lives()) > LARGE:
+        if now is not None and now < self._place_at and len(self._placed) * len(self.liveness.get_records()) > LARGE:
             return
         self._place_at = (now or 0.0) + PLACE_S
         placed = [block.block_id for block in self.blocks.list_assigned_blocks() if not block.is_everywhere]
@@ -306,11 +306,13 @@ class Term:
             for block in blocks
             if not block.is_everywhere
         }
-        present = [(worker, life) for worker, life in self.liveness.get_lives().items() if life.state in PRESENT]
-        capacities = [self._build_capacity(worker, life) for worker, life in present]
+        present = [
+            (worker, liveness) for worker, liveness in self.liveness.get_records().items() if liveness.state in PRESENT
+        ]
+        capacities = [self._build_capacity(worker, liveness) for worker, liveness in present]
         return place_blocks([block.demand for block in blocks], capacities, held)
 
-    def _build_capacity(self, worker_id: str, life: WorkerLife) -> WorkerCapacity:
+    def _build_capacity(self, worker_id: str, liveness: LivenessRecord) -> WorkerCapacity:
         facts, record = self.facts.get(worker_id, WorkerFacts()), self.get_worker_record(worker_id)
         return WorkerCapacity(
             worker_id,
@@ -323,12 +325,12 @@ class Term:
             shared=facts.shared,
             labels={**facts.labels, **record.labels},
             weight=facts.weight or 1.0,
-            is_open=life.state is LivenessState.ALIVE,
-            is_last_resort=not life.is_open,
+            is_open=liveness.state is LivenessState.ALIVE,
+            is_last_resort=not liveness.is_open,
             is_leaving=self.is_draining_or_removed(worker_id),
         )
 
     def _update_excluded_workers(self) -> None:
         self.blocks.set_excluded_workers(
-            worker for worker in self.liveness.get_lives() if self.is_draining_or_removed(worker)
+            worker for worker in self.liveness.get_records() if self.is_draining_or_removed(worker)
         )

@@ -95,7 +95,9 @@ LivenessAction = LivenessChanged | StreamRefused
 
 
 @dataclass(slots=True)
-class WorkerLife:
+class LivenessRecord:
+    """The liveness of one worker: its process, its stream of reports, and its state."""
+
     incarnation: str
     stream: int
     reported_at: float  # time of the last report; all times here count only time in which the manager was running
@@ -111,15 +113,15 @@ class WorkerLife:
 class WorkerLiveness:
     def __init__(self, rules: LivenessRules, now: float) -> None:
         self._rules = rules
-        self._lives: dict[str, WorkerLife] = {}
+        self._records: dict[str, LivenessRecord] = {}
         self._last_at = now
         self._running_s = 0.0  # time in which the manager was running
 
-    def get(self, worker_id: str) -> WorkerLife | None:
-        return self._lives.get(worker_id)
+    def get(self, worker_id: str) -> LivenessRecord | None:
+        return self._records.get(worker_id)
 
-    def get_lives(self) -> dict[str, WorkerLife]:
-        return self._lives
+    def get_records(self) -> dict[str, LivenessRecord]:
+        return self._records
 
     @property
     def is_settled(self) -> bool:
@@ -127,7 +129,7 @@ class WorkerLiveness:
         return self._running_s >= self._rules.offline_s
 
     def compute_silent_s(self, worker_id: str) -> float:
-        return self._running_s - self._lives[worker_id].reported_at
+        return self._running_s - self._records[worker_id].reported_at
 
     def handle(self, event: LivenessEvent, now: float) -> list[LivenessAction]:
         self._running_s += min(now - self._last_at, self._rules.max_tick_s)
@@ -136,113 +138,113 @@ class WorkerLiveness:
             case WorkerArrived():
                 return self._handle_arrival(event)
             case WorkerReported(worker_id, stream):
-                life = self._find_life(worker_id, stream)
-                return [] if life is None else self._apply_report(worker_id, life)
+                record = self._find_record(worker_id, stream)
+                return [] if record is None else self._apply_report(worker_id, record)
             case WorkerStreamEnded(worker_id, stream, has_left):
-                life = self._find_life(worker_id, stream)
-                return [] if life is None else self._end_stream(worker_id, life, has_left)
+                record = self._find_record(worker_id, stream)
+                return [] if record is None else self._end_stream(worker_id, record, has_left)
             case WorkerRemoved(worker_id):
                 return self._remove(worker_id)
             case LivenessTick():
-                return [action for worker_id in list(self._lives) for action in self._tick(worker_id)]
+                return [action for worker_id in list(self._records) for action in self._tick(worker_id)]
 
     # --- events of one worker
 
     def _handle_arrival(self, event: WorkerArrived) -> list[LivenessAction]:
         worker_id, incarnation, stream = event
-        life = self._lives.get(worker_id)
-        if life is None:
-            self._lives[worker_id] = WorkerLife(incarnation, stream, self._running_s, self._running_s)
+        record = self._records.get(worker_id)
+        if record is None:
+            self._records[worker_id] = LivenessRecord(incarnation, stream, self._running_s, self._running_s)
             return [LivenessChanged(worker_id, LivenessState.ALIVE, True, "worker joined")]
-        if life.incarnation == incarnation:
-            if stream < life.stream:
+        if record.incarnation == incarnation:
+            if stream < record.stream:
                 return [StreamRefused(worker_id, stream, "the worker has opened a newer stream")]
-            return [*self._replace_stream(worker_id, life, stream), *self._apply_report(worker_id, life)]
-        if incarnation in life.superseded:
+            return [*self._replace_stream(worker_id, record, stream), *self._apply_report(worker_id, record)]
+        if incarnation in record.superseded:
             return [StreamRefused(worker_id, stream, "a newer process of this worker has replaced this one")]
-        if life.is_connected and life.state is LivenessState.ALIVE:
+        if record.is_connected and record.state is LivenessState.ALIVE:
             return [StreamRefused(worker_id, stream, NameTaken.for_role(worker_id).message, is_name_taken=True)]
-        life.superseded.append(life.incarnation)
-        life.incarnation = incarnation
-        if life.state is LivenessState.SUSPECT:
-            self._count_return(life)
-        actions = self._replace_stream(worker_id, life, stream)
-        return [*actions, *self._apply_report(worker_id, life)]
+        record.superseded.append(record.incarnation)
+        record.incarnation = incarnation
+        if record.state is LivenessState.SUSPECT:
+            self._count_return(record)
+        actions = self._replace_stream(worker_id, record, stream)
+        return [*actions, *self._apply_report(worker_id, record)]
 
-    def _replace_stream(self, worker_id: str, life: WorkerLife, stream: int) -> list[LivenessAction]:
+    def _replace_stream(self, worker_id: str, record: LivenessRecord, stream: int) -> list[LivenessAction]:
         """Make this stream the worker's current stream, and end the stream that it replaces."""
-        before, had_one = life.stream, life.is_connected and life.stream != stream
-        life.stream, life.is_connected = stream, True
+        before, had_one = record.stream, record.is_connected and record.stream != stream
+        record.stream, record.is_connected = stream, True
         return [StreamRefused(worker_id, before, "the worker has opened a newer stream")] if had_one else []
 
-    def _apply_report(self, worker_id: str, life: WorkerLife) -> list[LivenessAction]:
-        life.reported_at = self._running_s
-        if life.state is LivenessState.ALIVE:
+    def _apply_report(self, worker_id: str, record: LivenessRecord) -> list[LivenessAction]:
+        record.reported_at = self._running_s
+        if record.state is LivenessState.ALIVE:
             return []
-        was, life.state, life.since = life.state, LivenessState.ALIVE, self._running_s
+        was, record.state, record.since = record.state, LivenessState.ALIVE, self._running_s
         if was is LivenessState.OFFLINE:
-            self._count_return(life)
-        life.is_open = self._is_stable(life)
-        return [self._build_change(worker_id, life, f"worker is back (was {was})")]
+            self._count_return(record)
+        record.is_open = self._is_stable(record)
+        return [self._build_change(worker_id, record, f"worker is back (was {was})")]
 
-    def _end_stream(self, worker_id: str, life: WorkerLife, has_left: bool) -> list[LivenessAction]:
+    def _end_stream(self, worker_id: str, record: LivenessRecord, has_left: bool) -> list[LivenessAction]:
         if has_left:
-            del self._lives[worker_id]
+            del self._records[worker_id]
             return [LivenessChanged(worker_id, LivenessState.FORGOTTEN, False, "worker left")]
-        life.is_connected = False
-        if life.state is not LivenessState.ALIVE:
+        record.is_connected = False
+        if record.state is not LivenessState.ALIVE:
             return []
-        return [self._degrade(worker_id, life, LivenessState.SUSPECT, "connection lost")]
+        return [self._degrade(worker_id, record, LivenessState.SUSPECT, "connection lost")]
 
     def _remove(self, worker_id: str) -> list[LivenessAction]:
-        life = self._lives.pop(worker_id, None)
-        if life is None:
+        record = self._records.pop(worker_id, None)
+        if record is None:
             return []
         reason = "worker removed by an operator"
-        refused = [StreamRefused(worker_id, life.stream, reason)] if life.is_connected else []
+        refused = [StreamRefused(worker_id, record.stream, reason)] if record.is_connected else []
         return [LivenessChanged(worker_id, LivenessState.FORGOTTEN, False, reason), *refused]
 
     def _tick(self, worker_id: str) -> list[LivenessAction]:
-        life = self._lives[worker_id]
-        silent_s, rules = self._running_s - life.reported_at, self._rules
-        is_gone = not life.is_connected and self._running_s - life.since >= rules.reconnect_s
-        match life.state:
+        record = self._records[worker_id]
+        silent_s, rules = self._running_s - record.reported_at, self._rules
+        is_gone = not record.is_connected and self._running_s - record.since >= rules.reconnect_s
+        match record.state:
             case LivenessState.ALIVE if silent_s >= rules.suspect_s:
-                return [self._degrade(worker_id, life, LivenessState.SUSPECT, f"no report for {silent_s:.1f} s")]
-            case LivenessState.ALIVE if not life.is_open and self._is_stable(life):
-                life.is_open = True
-                return [self._build_change(worker_id, life, "worker is stable again and gets new blocks")]
+                return [self._degrade(worker_id, record, LivenessState.SUSPECT, f"no report for {silent_s:.1f} s")]
+            case LivenessState.ALIVE if not record.is_open and self._is_stable(record):
+                record.is_open = True
+                return [self._build_change(worker_id, record, "worker is stable again and gets new blocks")]
             case LivenessState.SUSPECT if silent_s >= rules.offline_s or is_gone:
-                return [self._degrade(worker_id, life, LivenessState.OFFLINE, f"no report for {silent_s:.1f} s")]
-            case LivenessState.OFFLINE if self._running_s - life.since >= rules.forget_s:
-                del self._lives[worker_id]
+                return [self._degrade(worker_id, record, LivenessState.OFFLINE, f"no report for {silent_s:.1f} s")]
+            case LivenessState.OFFLINE if self._running_s - record.since >= rules.forget_s:
+                del self._records[worker_id]
                 reason = f"offline for {rules.forget_s:g} s"
-                refused = [StreamRefused(worker_id, life.stream, reason)] if life.is_connected else []
+                refused = [StreamRefused(worker_id, record.stream, reason)] if record.is_connected else []
                 return [LivenessChanged(worker_id, LivenessState.FORGOTTEN, False, reason), *refused]
         return []
 
     # --- helpers
 
-    def _find_life(self, worker_id: str, stream: int) -> WorkerLife | None:
-        """Return the worker's WorkerLife if `stream` is the worker's current stream, else None."""
-        life = self._lives.get(worker_id)
-        return life if life is not None and life.stream == stream else None
+    def _find_record(self, worker_id: str, stream: int) -> LivenessRecord | None:
+        """Return the worker's record if `stream` is the worker's current stream, else None."""
+        record = self._records.get(worker_id)
+        return record if record is not None and record.stream == stream else None
 
-    def _degrade(self, worker_id: str, life: WorkerLife, state: LivenessState, reason: str) -> LivenessChanged:
-        life.state, life.since, life.is_open = state, self._running_s, False
+    def _degrade(self, worker_id: str, record: LivenessRecord, state: LivenessState, reason: str) -> LivenessChanged:
+        record.state, record.since, record.is_open = state, self._running_s, False
         return LivenessChanged(worker_id, state, False, reason)
 
-    def _count_return(self, life: WorkerLife) -> None:
+    def _count_return(self, record: LivenessRecord) -> None:
         """Count the return of a worker that was offline or restarted; callers do not count a short silence."""
         now, flapping_s = self._running_s, self._rules.flapping_s
-        life.returns.append(now)
-        if len(life.returns) == MAX_RETURNS and now - life.returns[0] < flapping_s:
-            life.steady_from = now + flapping_s
+        record.returns.append(now)
+        if len(record.returns) == MAX_RETURNS and now - record.returns[0] < flapping_s:
+            record.steady_from = now + flapping_s
 
-    def _is_stable(self, life: WorkerLife) -> bool:
-        return self._running_s >= life.steady_from
+    def _is_stable(self, record: LivenessRecord) -> bool:
+        return self._running_s >= record.steady_from
 
-    def _build_change(self, worker_id: str, life: WorkerLife, reason: str) -> LivenessChanged:
+    def _build_change(self, worker_id: str, record: LivenessRecord, reason: str) -> LivenessChanged:
         """Return the change of a worker's state, with a note if the worker is flapping."""
         wait = f"; it restarts or disconnects too often and gets no new blocks for {self._rules.flapping_s:g} s"
-        return LivenessChanged(worker_id, life.state, life.is_open, reason if life.is_open else reason + wait)
+        return LivenessChanged(worker_id, record.state, record.is_open, reason if record.is_open else reason + wait)

@@ -64,7 +64,7 @@ class Readiness:
         """Return why the gateway is not ready, or an empty string. `held_blocks`: the blocks that workers offer."""
         wanted = [view for view in views if view.state is not BlockState.UNLOADED]
         if not self._has_settled:
-            awaited = [view for view in wanted if not _is_settled(view, held_blocks)]
+            awaited = [view for view in wanted if _is_awaited(view, held_blocks)]
             if awaited:
                 is_elsewhere = awaited[0].state in SERVABLE
                 return f"{_describe(awaited[0])} " + (
@@ -116,9 +116,10 @@ def describe_ready(views: Iterable[BlockView]) -> str:
     return "all models are loaded" if wanted else "no models are deployed"
 
 
-def _is_settled(view: BlockView, held_blocks: Collection[str]) -> bool:
+def _is_awaited(view: BlockView, held_blocks: Collection[str]) -> bool:
+    """Return whether the gateway is not ready for the first time until this block is loaded or has failed."""
     is_there = view.state in SERVABLE and view.block_id in held_blocks
-    return is_there or view.is_new or view.state is BlockState.FAILED
+    return not (is_there or view.is_new or view.state is BlockState.FAILED)
 
 
 def _describe(view: BlockView) -> str:

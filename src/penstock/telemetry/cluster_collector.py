@@ -24,9 +24,9 @@ class BlockFigures:
     model: str
     version: str
     state: str
-    wanted: int = 0  # replicas, like `placed` and `serving`
-    placed: int = 0
-    serving: int = 0
+    wanted_replicas: int = 0
+    placed_replicas: int = 0
+    serving_replicas: int = 0
     answers: ModelAnswers | None = None  # of all gateways together
 
 
@@ -99,9 +99,9 @@ class ClusterCollector(Collector):
         seconds = HistogramMetricFamily("penstock_cluster_request_seconds", "Request latency", labels=BLOCK)
         for block in self._figures.blocks:
             labels = (block.block_id, block.model, block.version)
-            replicas.add_metric((*labels, "missing"), max(0, block.wanted - block.placed))
+            replicas.add_metric((*labels, "missing"), max(0, block.wanted_replicas - block.placed_replicas))
             for kind in ("wanted", "placed", "serving"):
-                replicas.add_metric((*labels, kind), getattr(block, kind))
+                replicas.add_metric((*labels, kind), getattr(block, f"{kind}_replicas"))
             if block.answers is not None:
                 for code, count in sorted(block.answers.codes.items()):
                     requests.add_metric((*labels, code), count)

@@ -34,7 +34,7 @@ class GpuReading:
 
     used_bytes: int
     free_bytes: int
-    busy: float | None = None  # utilization from 0 to 1; None: unknown
+    busy_share: float | None = None  # of the time, from 0 to 1; None: unknown
     processes: Mapping[int, int] = field(default_factory=dict)  # bytes by process id, as far as the driver reports them
 
     def sum_process_bytes(self, pids: Collection[int]) -> int | None:
@@ -78,7 +78,7 @@ class Gpus:
             return None
         # Everything that is not free counts as used, also the memory that the driver reserves.
         total, free = int(memory.total), int(memory.free)
-        return GpuReading(total - free, free, self._read_busy(gpu), self._read_processes(gpu))
+        return GpuReading(total - free, free, self._read_busy_share(gpu), self._read_processes(gpu))
 
     def read_free_bytes(self, gpu: NvidiaGpu) -> int | None:
         """Return the GPU's free memory in bytes. This is faster than `read`."""
@@ -99,7 +99,7 @@ class Gpus:
     def memory_bytes(self) -> int:
         return sum(gpu.memory_bytes for gpu in self.visible)
 
-    def _read_busy(self, gpu: NvidiaGpu) -> float | None:
+    def _read_busy_share(self, gpu: NvidiaGpu) -> float | None:
         try:
             return int(self._library.nvmlDeviceGetUtilizationRates(gpu.handle).gpu) / 100
         except Exception:  # noqa: BLE001 - a partition of a GPU (MIG) reports no utilization

@@ -10,7 +10,7 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.typing import EventDict
 
-from penstock.core.config import Telemetry, is_color_allowed
+from penstock.core.config import TelemetrySettings, is_color_allowed
 from penstock.core.error_text import escape_control_characters
 from penstock.core.principals import KEY_PREFIX
 
@@ -82,7 +82,7 @@ def _format_field(key: str, value: object) -> str:
     return f"{words} {value}"
 
 
-def start_logs(settings: Telemetry, **context: str) -> None:
+def start_logs(settings: TelemetrySettings, **context: str) -> None:
     """Configure logging. `context` is added to every line: the role, the worker's id."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     is_console = settings.log_format == "console"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.config import Telemetry
+from penstock.core.config import TelemetrySettings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -31,7 +31,7 @@ class OpenSpan:
 class Traces:
     """Creates spans. `is_on` is False unless tracing is configured; callers check `is_on` first."""
 
-    def __init__(self, settings: Telemetry, service: str, exporter: "SpanExporter | None" = None) -> None:
+    def __init__(self, settings: TelemetrySettings, service: str, exporter: "SpanExporter | None" = None) -> None:
         self.is_on = bool(settings.otlp_endpoint) or exporter is not None
         self._provider: Any = None
         if not self.is_on:

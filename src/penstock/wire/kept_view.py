@@ -63,7 +63,7 @@ def encode_view(view: ClusterView, history: str, epoch: int) -> pb.ClusterView:
         routes=[encode_route(route) for route in view.routes],
         has_curve_keys=True,
         curve_keys=view.workers_keys,
-        access=pb.AccessFacts(secret=access.secret, is_asking=access.is_asking, signers=signers),
+        access=pb.AccessFacts(secret=access.secret, is_asking=access.needs_key, signers=signers),
         keys=[pb.KnownKey(key_id=key_id, record=record) for key_id, record in access.keys.items()],
         records=view.records,
     )

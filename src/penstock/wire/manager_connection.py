@@ -246,16 +246,16 @@ class ManagerConnection:
         if not (view.HasField("access") or view.keys or view.removed_keys):
             return
         before = NO_KEYS if view.is_snapshot else self._access
-        secret, is_asking, signers, keys = before.secret, before.is_asking, before.signers, dict(before.keys)
+        secret, needs_key, signers, keys = before.secret, before.needs_key, before.signers, dict(before.keys)
         ahead_s = before.clock_ahead_s
         if view.HasField("access"):
-            secret, is_asking = view.access.secret, view.access.is_asking
+            secret, needs_key = view.access.secret, view.access.is_asking
             signers = {each.kid: each.public for each in view.access.signers}
             ahead_s = measure_clock_ahead(view.access.clock)
         for key_id in view.removed_keys:
             keys.pop(key_id, None)
         keys |= {each.key_id: each.record for each in view.keys}
-        self._access = AccessView(secret, is_asking, keys, signers, ahead_s)
+        self._access = AccessView(secret, needs_key, keys, signers, ahead_s)
 
 
 def _decode_block(block: pb.BlockView) -> BlockView:

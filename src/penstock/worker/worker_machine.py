@@ -138,7 +138,7 @@ class Machine:
                 gpu.name,
                 gpu.memory_bytes,
                 reading.used_bytes,
-                reading.busy,
+                reading.busy_share,
                 reading.sum_process_bytes(look.pids),
                 placed.get(gpu.uuid, {}),
             )

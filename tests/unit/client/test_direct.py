@@ -57,7 +57,7 @@ def test_the_worker_is_discovered_once_and_kept_until_the_token_is_renewed() -> 
     kept, question = routes.choose("m", "", 721)
     assert (kept, question) == (route, pb.DiscoverRequest(model="m"))
     assert routes.choose("m", "", 722) == (route, None)  # another request is already asking
-    assert routes.postpone_discovery("m", "", Unavailable("no manager"), 722) is route
+    assert routes.keep_route_after_error("m", "", Unavailable("no manager"), 722) is route
     assert routes.choose("m", "", 722 + RENEW_RETRY_S)[1] is not None
     assert routes.choose("m", "", 901)[0] is None
 
@@ -79,10 +79,10 @@ def test_a_wrong_clock_does_not_expire_a_token_at_once() -> None:
 def test_without_a_worker_requests_are_routed_for_a_while(error: PenstockError, pause_s: float) -> None:
     routes = WorkerRoutes()
     assert routes.choose("m", "", 0)[1] is not None
-    assert routes.postpone_discovery("m", "", error, 0) is None
+    assert routes.keep_route_after_error("m", "", error, 0) is None
     assert routes.choose("m", "", pause_s - 0.1) == (None, None)
     assert routes.choose("m", "", pause_s)[1] is not None
-    routes.postpone_discovery("m", "", error, pause_s)
+    routes.keep_route_after_error("m", "", error, pause_s)
     assert routes.choose("m", "", pause_s + 1.9 * FIRST_RETRY_S) == (None, None)
 
 
@@ -127,7 +127,7 @@ def test_failures_at_a_worker_decide_whether_it_is_used_again(
     assert (left is None) == is_left
     if is_left:
         assert question == pb.DiscoverRequest(model="m", avoid=["w"] if is_avoided else [])
-        routes.postpone_discovery("m", "", error, 0)
+        routes.keep_route_after_error("m", "", error, 0)
         assert routes.choose("m", "", AVOID_S + 100)[1] == pb.DiscoverRequest(model="m")
 
 

@@ -68,8 +68,8 @@ def test_a_silent_worker_is_suspect_then_offline_then_forgotten() -> None:
     assert states(bed.wait(0.5)) == [(OFFLINE, False)]
     assert bed.lives.compute_silent_s("w") == 5
     assert bed.wait(59.5) == []
-    assert bed.lives.get_lives().keys() == {"w"}
-    assert bed.lives.get("w") is bed.lives.get_lives()["w"]
+    assert bed.lives.get_records().keys() == {"w"}
+    assert bed.lives.get("w") is bed.lives.get_records()["w"]
     actions = bed.wait(0.5)
     assert states(actions) == [(FORGOTTEN, False)]
     assert refused(actions) == [1]

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.config import AccessSettings, CacheSettings, Limits, QuotaSettings, Telemetry
+from penstock.core.config import AccessSettings, CacheSettings, Limits, QuotaSettings, TelemetrySettings
 from penstock.core.errors import (
     BUG_MESSAGE,
     Draining,
@@ -156,7 +156,7 @@ class Bed:
         self.meter = Meter(MemoryLimitStore(lambda: self.now), AccessSettings(), LimitMetrics(self.registry))
         self.quotas = QuotaSettings()
         self.search = FakeSearch()
-        self.serving = self.build(Traces(Telemetry(), "test"))
+        self.serving = self.build(Traces(TelemetrySettings(), "test"))
 
     def build(self, traces: Traces) -> Serving:
         dispatcher = cast(Dispatcher, self.dispatcher)
@@ -621,7 +621,7 @@ async def test_without_tracing_there_are_no_spans(bed: Bed) -> None:
 
 @pytest.fixture
 def traced(bed: Bed) -> Iterator[Bed]:
-    traces = Traces(Telemetry(), "test", bed.spans)
+    traces = Traces(TelemetrySettings(), "test", bed.spans)
     bed.serving = bed.build(traces)
     yield bed
     traces.close()

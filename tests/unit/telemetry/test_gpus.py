@@ -33,8 +33,8 @@ def test_the_drivers_own_binding_reads_its_library(tmp_path: Path) -> None:
     gpus, readings, _ = say(**make_stub_environment(tmp_path), CUDA_VISIBLE_DEVICES="1,GPU-a")
     assert gpus == "[('cuda:0', 'GPU-b', 'Stub', 1000), ('cuda:1', 'GPU-a', 'Stub', 1000)]"
     assert readings == (
-        "[GpuReading(used_bytes=700, free_bytes=300, busy=None, processes={}), "
-        "GpuReading(used_bytes=700, free_bytes=300, busy=0.42, processes={11: 250})] [300, 300]"
+        "[GpuReading(used_bytes=700, free_bytes=300, busy_share=None, processes={}), "
+        "GpuReading(used_bytes=700, free_bytes=300, busy_share=0.42, processes={11: 250})] [300, 300]"
     )
 
 
@@ -55,7 +55,7 @@ def test_visible_gpus_are_numbered_like_cuda() -> None:
     ]
     reading = gpus.read(gpus.visible[0])
     assert reading is not None
-    assert (reading.used_bytes, reading.free_bytes, reading.busy) == (3 * GIB, 21 * GIB, None)
+    assert (reading.used_bytes, reading.free_bytes, reading.busy_share) == (3 * GIB, 21 * GIB, None)
     assert [reading.sum_process_bytes(pids) for pids in ({7}, {7, 9}, {8}, {1})] == [GIB, 2 * GIB, None, None]
     second.is_lost = True
     assert gpus.read(gpus.visible[0]) is None

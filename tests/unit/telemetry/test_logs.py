@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from penstock.core.config import Telemetry
+from penstock.core.config import TelemetrySettings
 from penstock.telemetry.logs import start_logs
 
 ODD = "\x1b[31m\x1b]0;owned\x07\r\n{'forged': 1}\u2028\u2029\u202e\u2066\u200b\ufeff\x00\x7f\x9b\x85\xad\U000e0041 end"
@@ -23,7 +23,7 @@ def unbound() -> Iterator[None]:
 
 
 def started(log_format: Any) -> Any:
-    start_logs(Telemetry(log_format=log_format), role="test")
+    start_logs(TelemetrySettings(log_format=log_format), role="test")
     return structlog.get_logger()
 
 
@@ -116,7 +116,7 @@ def test_json_lines_are_not_escaped_twice(capsys: pytest.CaptureFixture[str]) ->
 def test_a_line_for_people_is_a_sentence(
     role: dict[str, str], event: str, fields: dict[str, Any], wanted: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start_logs(Telemetry(log_format="console"), **role)
+    start_logs(TelemetrySettings(log_format="console"), **role)
     structlog.get_logger().info(event, **fields)
     time, _, line = capsys.readouterr().err.rstrip("\n").partition(" ")
     assert [len(each) for each in time.split(":")] == [2, 2, 2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.core.config import Telemetry
+from penstock.core.config import TelemetrySettings
 from penstock.telemetry.metrics import forget_gauges, format_as_json, format_as_text, open_shared_registry
 from penstock.telemetry.traces import Traces
 
@@ -56,12 +56,15 @@ def test_text_and_json_agree(tmp_path: Path) -> None:
 
 
 def test_traces_are_off_unless_an_endpoint_is_set() -> None:
-    assert not Traces(Telemetry(), "x").is_on
+    assert not Traces(TelemetrySettings(), "x").is_on
 
 
 def test_a_span_of_the_worker_is_a_child_of_the_gateways() -> None:
     outer_spans, inner_spans = InMemorySpanExporter(), InMemorySpanExporter()
-    gateway, worker = Traces(Telemetry(), "gateway", outer_spans), Traces(Telemetry(), "worker", inner_spans)
+    gateway, worker = (
+        Traces(TelemetrySettings(), "gateway", outer_spans),
+        Traces(TelemetrySettings(), "worker", inner_spans),
+    )
     outer = gateway.start("serve", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", model="m")
     worker.start("run", outer.traceparent, model="m").end(ValueError("no"))
     outer.end()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.peers.peer import find_free_ports
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription, BlockState
-from penstock.core.config import Config, Telemetry, WorkerSettings
+from penstock.core.config import Config, TelemetrySettings, WorkerSettings
 from penstock.core.tensors import Buffer
 from penstock.features.admin.admin_service import ClusterService
 from penstock.features.admin.cluster_metrics import ClusterOverview
@@ -105,7 +105,7 @@ class Cluster:
 
 def make_worker(name: str, leader: LeaderClient) -> Worker:
     config = Config(worker=SETTINGS)
-    metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
+    metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(TelemetrySettings(), "test")
     return Worker(name, leader, config, metrics, traces, ModelSources(config))
 
 
@@ -238,7 +238,7 @@ async def test_workers_that_leave_at_once_are_all_removed_by_a_busy_manager(
     server = await serve_manager(cluster.manager, address)
     leaders = [LeaderClient(FixedLeader(address), OwnConnections()) for _ in range(CROWD)]
     crowd = {f"crowd-{number}": make_worker(f"crowd-{number}", leader) for number, leader in enumerate(leaders)}
-    stop, lives = asyncio.Event(), cluster.manager.control.term.liveness.get_lives()
+    stop, lives = asyncio.Event(), cluster.manager.control.term.liveness.get_records()
     running = [asyncio.create_task(worker.run(stop)) for worker in crowd.values()]
     await until(lambda: all(worker.has_attached for worker in crowd.values()), within_s=80)
     assert crowd.keys() < lives.keys()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.experiments.tuning.tune import ReportProgress, TuneProgress
 
 OUT = Path("bench-out/tune")
-CALLERS = 32
+DEFAULT_CONCURRENCY = 32
 MINUTES, QUICK_MINUTES = 6.0, 2.0
 WINDOW_S, QUICK_WINDOW_S = 2.0, 1.0
 WARM_UP = 0.3  # warm-up time as a share of a window
@@ -83,7 +83,9 @@ def tune(
     if unknown := sorted(set(keep or ()) - set(KEPT)):
         raise InvalidRequest(f"--keep {unknown[0]}: choose from {', '.join(KEPT)}")
     window_s = window or (QUICK_WINDOW_S if quick else WINDOW_S)
-    load = TuneLoad(protocol, concurrency or CALLERS, batch_size, window_s, WARM_UP * window_s, concurrency is None)
+    load = TuneLoad(
+        protocol, concurrency or DEFAULT_CONCURRENCY, batch_size, window_s, WARM_UP * window_s, concurrency is None
+    )
     options = TuneOptions(
         minutes or (QUICK_MINUTES if quick else MINUTES),
         p99_ms,

@@ -8,7 +8,7 @@ from math import inf
 @dataclass(frozen=True, slots=True)
 class AccessView:
     secret: bytes = b""  # for digests of keys
-    is_asking: bool = False  # keys are required, because one was created
+    needs_key: bool = False  # keys are required, because one was created
     keys: Mapping[str, bytes] = field(default_factory=dict)  # by id, access.keys.KeyRecord as JSON
     signers: Mapping[str, bytes] = field(default_factory=dict)  # public keys of session tokens, by `kid`
     clock_ahead_s: float = 0.0  # of the clock of the manager, which issues session tokens, against this machine's

@@ -222,7 +222,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         elif self._phase is Phase.BODY:
             self._connection_limits.incoming.drop(self)  # the rest of the body is not stored
 
-    def check(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """Refuse or close the connection if it exceeds a time limit; called about once per second."""
         limits, phase = self._limits, self._phase
         if self._sending.is_stuck(self.transport.get_write_buffer_size(), now, limits.answer_timeout_s) or (
@@ -329,7 +329,7 @@ class BoundedServer(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in islice(self._unchecked, self._per_tick):
             try:
-                connection.check(now)
+                connection.check_timeouts(now)
             except Exception:  # the other connections must still be checked
                 log.exception("bug", where="http connection")
         return await super().on_tick(counter)

@@ -188,7 +188,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True  # uvicorn would log that a refused handshake got no answer
 
-    def check(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """Abort the connection if its client reads no answers; called about once per second."""
         patience_s = self._connection_limits.limits.answer_timeout_s
         if self._sending.is_stuck(self.transport.get_write_buffer_size(), now, patience_s):

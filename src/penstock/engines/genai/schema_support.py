@@ -117,8 +117,8 @@ def _find_wrong_value(schema: Mapping[str, Any]) -> str:
 def _has_type(value: object, name: str) -> bool:
     if isinstance(value, bool):
         return name == "boolean"
-    is_whole = isinstance(value, float) and value.is_integer() and name == "integer"
-    return is_whole or isinstance(value, TYPES[name])
+    is_integer = isinstance(value, float) and value.is_integer() and name == "integer"
+    return is_integer or isinstance(value, TYPES[name])
 
 
 def _iterate_subschemas(schema: Mapping[str, Any]) -> Iterator[object]:

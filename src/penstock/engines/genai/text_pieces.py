@@ -43,19 +43,19 @@ class WindowText:
     """Decodes the last few tokens of a sequence together, because a token's text can depend on its neighbours."""
 
     decode: Callable[[Sequence[int]], str]
-    window: list[int] = field(default_factory=list)
+    window_ids: list[int] = field(default_factory=list)
     returned: str = ""  # the part of the window's text that was already returned
 
     def add(self, ids: Sequence[int], is_last: bool) -> str:
-        self.window += ids
-        text = self.decode(self.window)
+        self.window_ids += ids
+        text = self.decode(self.window_ids)
         new = text[len(self.returned) :]
         if not is_last and _is_unfinished(new):
             return ""
         self.returned = text
-        if len(self.window) > WINDOW_TOKENS:
-            self.window = self.window[-KEPT_TOKENS:]
-            self.returned = self.decode(self.window)
+        if len(self.window_ids) > WINDOW_TOKENS:
+            self.window_ids = self.window_ids[-KEPT_TOKENS:]
+            self.returned = self.decode(self.window_ids)
         return new
 
 

@@ -100,12 +100,12 @@ def read_engine(file: Path, facts: Facts) -> bytes | None:
         return None
     try:
         header = json.loads(head)
-        is_whole = header["facts"] == facts and header["sha256"] == hashlib.sha256(data).hexdigest()
+        is_complete = header["facts"] == facts and header["sha256"] == hashlib.sha256(data).hexdigest()
     except (ValueError, KeyError, TypeError):
-        is_whole = False
-    if not is_whole:
+        is_complete = False
+    if not is_complete:
         log.warning("engine_corrupted", file=str(file))
-    return data if is_whole else None
+    return data if is_complete else None
 
 
 def _build_engine(build: Callable[[], bytes], name: str) -> BuiltEngine:

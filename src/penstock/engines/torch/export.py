@@ -57,13 +57,13 @@ def open_program(file: Path, options: TorchOptions, target: Target) -> TorchMode
     if autocast is not None:
         _prepare_for_autocast(program, module, autocast)
 
-    def call(tensors: Sequence[Any]) -> Any:
+    def forward(tensors: Sequence[Any]) -> Any:
         ordered = [tensor for _, tensor in sorted(zip(places, tensors, strict=True), key=lambda pair: pair[0])]
         arguments, keywords = fill_padded(ordered)
         found = [leaf for _, leaf in iterate_tensors(module(*arguments, **keywords))]
         return [found[place] for place in chosen]
 
-    return TorchModel(inputs, outputs, precision, module, call, autocast=autocast)
+    return TorchModel(inputs, outputs, precision, module, forward, autocast=autocast)
 
 
 def _read_inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:

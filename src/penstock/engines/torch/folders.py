@@ -113,7 +113,7 @@ def _make_torch_model(folder: Path, module: Any, backbone: Any, output: str, tar
     types = getattr(backbone.config, "type_vocab_size", 0) or 0
     names = [IDS, MASK, TYPES] if has_types and types > 1 else [IDS, MASK]
 
-    def call(tensors: Sequence[Any]) -> Any:
+    def forward(tensors: Sequence[Any]) -> Any:
         return module(dict(zip(names, tensors, strict=True)))
 
     vocabulary = getattr(backbone.get_input_embeddings(), "num_embeddings", ANY_ID)
@@ -121,7 +121,7 @@ def _make_torch_model(folder: Path, module: Any, backbone: Any, output: str, tar
     if TYPES in names:
         limits.append(IdLimit(TYPES, types))
     with torch.inference_mode():
-        found = call([torch.ones((1, 4), dtype=torch.int64, device=target.device)] * len(names))
+        found = forward([torch.ones((1, 4), dtype=torch.int64, device=target.device)] * len(names))
     if found.dim() != 2:
         raise ConfigError(f"{folder}: the model's {output} has {found.dim()} dimensions; it must be [batch, width]")
     return TorchModel(
@@ -129,7 +129,7 @@ def _make_torch_model(folder: Path, module: Any, backbone: Any, output: str, tar
         (TensorSpec(output, "FP32", (-1, found.shape[1])),),
         target.precision if target.precision != "auto" else "fp32",
         module,
-        call,
+        forward,
         limits=tuple(limits),
     )
 

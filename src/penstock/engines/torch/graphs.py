@@ -75,7 +75,7 @@ class TokenGraphs:
     """Captures and runs CUDA graphs of a model that takes token ids, mask and possibly types, and returns vectors."""
 
     def __init__(self, model: TorchModel, device: Any) -> None:
-        self._call = model.call
+        self._forward = model.forward
         self._inputs = len(model.inputs)
         self._planes = max(1, self._inputs - 1)  # ids, which also define the mask, and types
         self._device = device
@@ -146,7 +146,7 @@ class TokenGraphs:
     def _compute_rows(self, shape: Shape) -> Any:
         rows, length = shape
         given = self._input[: self._planes * rows * length].view(self._planes, rows, length)
-        return self._call(unpack(given, self._inputs))
+        return self._forward(unpack(given, self._inputs))
 
     def run(self, rows_of_inputs: Sequence[Array]) -> Array | None:
         """Run the model on ids and possibly types; return None if there is no graph for their shape."""

@@ -42,7 +42,7 @@ def convert_to_pixels(model: TorchModel, work: ImageWork, device: Any) -> TorchM
     given, answer = (TensorSpec(spec.name, "UINT8", OPEN) for spec in (model.inputs[0], model.outputs[0]))
     model.module.to(memory_format=torch.channels_last)
     pixels = _PixelNetwork(model, work, device)
-    return replace(model, inputs=(given,), outputs=(answer,), call=pixels.call)
+    return replace(model, inputs=(given,), outputs=(answer,), forward=pixels.forward)
 
 
 def choose_tile(device: Any) -> int:
@@ -63,7 +63,7 @@ class _PixelNetwork:
             Counter()
         )  # number of images per shape; threads may lose a count, which does not matter
 
-    def call(self, tensors: Sequence[Any]) -> Any:
+    def forward(self, tensors: Sequence[Any]) -> Any:
         planes = self._bicubic.enlarge(tensors[0].permute(0, 3, 1, 2).contiguous().int()).float()
         count = min(3, planes.shape[1]) if self._work.is_for_colors and planes.shape[1] > 2 else 1
         batch, _, height, width = planes.shape
@@ -88,7 +88,7 @@ class _PixelNetwork:
         if planes.is_cuda:
             self._tune_cudnn(tuple(planes.shape))
         (found,) = select_outputs(
-            self._model.call([_to_channels_last((planes / 255).to(self._dtype))]), self._model.outputs
+            self._model.forward([_to_channels_last((planes / 255).to(self._dtype))]), self._model.outputs
         )
         return found
 

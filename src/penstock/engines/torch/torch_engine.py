@@ -170,7 +170,7 @@ class TorchEngine:
         try:
             with torch.inference_mode(), self._open_autocast(), self._use_stream(instance):
                 tensors = [to_tensor(inputs[spec.name], self._target.device) for spec in self._model.inputs]
-                found = select_outputs(self._model.call(tensors), self._model.outputs)
+                found = select_outputs(self._model.forward(tensors), self._model.outputs)
                 arrays = {
                     spec.name: to_array(spec, tensor, TORCH_TYPES[spec.datatype], self._model.autocast is not None)
                     for spec, tensor in zip(self._model.outputs, found, strict=True)
@@ -190,7 +190,7 @@ class TorchEngine:
             found = self._graphs.run(given) if self._graphs is not None else None
             if found is None:
                 with torch.inference_mode(), self._use_stream(instance):
-                    answer = self._model.call(copy_to_device(given, len(self._model.inputs), self._target.device))
+                    answer = self._model.forward(copy_to_device(given, len(self._model.inputs), self._target.device))
                     (spec,) = self._model.outputs
                     found = to_array(spec, answer, TORCH_TYPES[spec.datatype], is_converted=False)
         except PenstockError:

@@ -75,7 +75,7 @@ def _open_script(file: Path, options: TorchOptions, target: Target) -> TorchMode
     if autocast is not None:
         _convert_weights(module, autocast)
 
-    def call(tensors: Sequence[Any]) -> Any:
+    def forward(tensors: Sequence[Any]) -> Any:
         return module(**dict(zip(names, tensors, strict=True)))
 
     return TorchModel(
@@ -83,7 +83,7 @@ def _open_script(file: Path, options: TorchOptions, target: Target) -> TorchMode
         tuple(tensor.spec for tensor in options.outputs),
         precision,
         module,
-        call,
+        forward,
         may_compile=False,
         autocast=autocast,
     )

@@ -17,7 +17,7 @@ TORCH_TYPES = {datatype: getattr(torch, dtype.name) for datatype, dtype in NUMPY
 DATATYPES = {dtype: datatype for datatype, dtype in TORCH_TYPES.items()}
 PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.float64: "fp64", torch.bfloat16: "bf16"}
 
-Call = Callable[[Sequence[Any]], Any]  # tensors in the order of the inputs; returns the module's own result
+Forward = Callable[[Sequence[Any]], Any]  # tensors in the order of the inputs; returns the module's own result
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class TorchModel:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     precision: str  # in which the model runs
-    module: Any  # the module that `call` calls
-    call: Call
+    module: Any  # the module that `forward` calls
+    forward: Forward
     may_compile: bool = True
     autocast: Any = None  # dtype of autocast, or None
     limits: tuple[IdLimit, ...] = ()

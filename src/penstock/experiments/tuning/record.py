@@ -18,7 +18,7 @@ class VariantRecord(StoredModel):
     left_out: str = ""  # the reason if the variant is not a candidate
 
 
-class Tried(StoredModel):
+class TriedConfiguration(StoredModel):
     """The figures of one tried configuration over all its measuring windows."""
 
     configuration: Configuration
@@ -53,7 +53,7 @@ class TuneRecord(StoredFile):
     accuracy_measure: str = ""
     shipped: Configuration
     variants: list[VariantRecord]
-    tried: list[Tried] = Field(default_factory=list)
+    tried: list[TriedConfiguration] = Field(default_factory=list)
     untried: list[str] = Field(default_factory=list)
     noise: float | None = None  # standard deviation of the ratio of two windows
     rounds: int = 0  # rounds of the finals
@@ -69,10 +69,10 @@ class TuneRecord(StoredFile):
         return self.winner == self.shipped
 
 
-def list_tried(trials: Trials) -> list[Tried]:
+def list_tried(trials: Trials) -> list[TriedConfiguration]:
     """Return the tried configurations, the best first and the failed ones last."""
     measured = [
-        Tried(
+        TriedConfiguration(
             configuration=each,
             windows=len(trials.measures(each)),
             rate=round(trials.rate(each), 2),
@@ -82,7 +82,7 @@ def list_tried(trials: Trials) -> list[Tried]:
         for each in trials.rank(trials.list_tried())
     ]
     failed = [
-        Tried(configuration=each, windows=0, rate=0, over_shipped=None, p99_ms=None, failed=why)
+        TriedConfiguration(configuration=each, windows=0, rate=0, over_shipped=None, p99_ms=None, failed=why)
         for each, why in trials.refused.items()
         if each != trials.shipped
     ]

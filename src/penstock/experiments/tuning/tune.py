@@ -156,7 +156,7 @@ class Tuner:
         text = f"{candidate}: {measure.rate:.1f}/s, p99 {measure.p99_ms:.1f} ms"
         self._report(TuneProgress(text, wanted.stage, done, best))
 
-    def record(self) -> TuneRecord:
+    def build_record(self) -> TuneRecord:
         """Return the record of the tuning run so far; the run may have been interrupted."""
         options, shipped = self._options, self._model.shipped()
         rule, floor = choose_min_accuracy(self._model, options.min_accuracy)
@@ -229,10 +229,10 @@ def _tune(model: TuneModel, options: TuneOptions, folder: Path, report: ReportPr
     try:
         decision = tuner.run()
     except KeyboardInterrupt:
-        _write(tuner.record(), folder)
+        _write(tuner.build_record(), folder)
         report(TuneProgress(f"interrupted: the model was not changed; the measurements are in {folder / REPORT}"))
         raise
-    record = tuner.record()
+    record = tuner.build_record()
     _write(record, folder)  # before the model is changed, which may fail
     if decision.winner != model.shipped() and not is_dry_run:
         report(TuneProgress(f"writing {decision.winner}"))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.experiments.table import format_markdown_table
-from penstock.experiments.tuning.record import Tried, TuneRecord
+from penstock.experiments.tuning.record import TriedConfiguration, TuneRecord
 from penstock.experiments.tuning.search import Final
 from penstock.experiments.tuning.space import Configuration
 
@@ -141,7 +141,7 @@ def _finals_table(record: TuneRecord) -> str:
     return _format_table(("configuration", "items/s", "p99 ms", "vs shipped", "equal to the best", ""), rows)
 
 
-def _format_figures(result: Final | Tried) -> tuple[str, str, str]:
+def _format_figures(result: Final | TriedConfiguration) -> tuple[str, str, str]:
     return f"{result.rate:.1f}", f"{result.over_shipped:.3f}", f"{result.p99_ms:.1f}"
 
 

@@ -87,7 +87,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             status.workers.update(answer.workers)
             status.blocks.update(answer.blocks)
         else:
-            status.workers.update(Counter(str(life.state) for life in control.term.liveness.get_lives().values()))
+            status.workers.update(Counter(str(record.state) for record in control.term.liveness.get_records().values()))
             status.blocks.update(
                 Counter(self._statuses.find_block_state(block) for block in control.term.blocks.list_shown_blocks())
             )

@@ -52,7 +52,7 @@ class ClusterOverview(ManagerFeature):
             gateways=len(control.desired.gateways.gateways),
             managers=len(control.election.managers),
             blocks=[self._collect_block_figures(block, answers.get((block.model, block.version))) for block in blocks],
-            workers=[self._collect_worker_figures(worker_id) for worker_id in control.term.liveness.get_lives()],
+            workers=[self._collect_worker_figures(worker_id) for worker_id in control.term.liveness.get_records()],
         )
 
     def traffic_reported(self, report: TrafficReport) -> None:
@@ -95,7 +95,7 @@ class ClusterOverview(ManagerFeature):
         )
         return WorkerFigures(
             worker_id,
-            str(lives.get_lives()[worker_id].state),
+            str(lives.get_records()[worker_id].state),
             lives.compute_silent_s(worker_id),
             load.cpu,
             facts.cpus,

@@ -28,7 +28,7 @@ class Statuses:
         self._control = control
 
     def list_workers(self) -> Iterator[pb.WorkerStatus]:
-        names = {*self._control.term.liveness.get_lives(), *self._control.desired.workers}
+        names = {*self._control.term.liveness.get_records(), *self._control.desired.workers}
         return map(self.make_worker_status, sorted(names))
 
     def list_blocks(self, model: str = "") -> Iterator[pb.BlockStatus]:

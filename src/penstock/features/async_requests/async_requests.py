@@ -86,8 +86,8 @@ class AsyncRequests:
         # While a store is unavailable, no gateway can renew the leases of its requests.
         return record if now < self._away_at + LEASE_S else record.seen_at(now)
 
-    async def answer(self, record: AsyncRecord) -> StoredAnswer:
-        found = await self._store.answer(record.request_id)
+    async def get_answer(self, record: AsyncRecord) -> StoredAnswer:
+        found = await self._store.get_answer(record.request_id)
         if found is None:
             raise NotFound(f"the asynchronous request '{record.request_id}' no longer has a result")
         return found

@@ -81,7 +81,7 @@ class AsyncRest:
                 f"the gateway that ran the asynchronous request '{record.request_id}' died, and the request may have "
                 "run: send it again"
             )
-        answer = await self._requests.answer(record)
+        answer = await self._requests.get_answer(record)
         return Response(answer.body, answer.status, {"x-request-id": record.request_id}, answer.content_type)
 
     @Route(

@@ -107,7 +107,7 @@ class RedisAsyncStore:
         record = AsyncRecord(**found)
         return record if record.expires_at > now else None
 
-    async def answer(self, request_id: str) -> StoredAnswer | None:
+    async def get_answer(self, request_id: str) -> StoredAnswer | None:
         text, kind, body = await self._read_fields(request_id, RECORD, TYPE, BODY)
         if text is None or body is None:
             return None

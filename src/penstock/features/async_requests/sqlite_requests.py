@@ -59,7 +59,7 @@ class SqliteAsyncStore:
         state, is_cancel_asked = AsyncState(found["state"]), bool(found["is_cancel_asked"])
         return AsyncRecord(**{**found, "state": state, "is_cancel_asked": is_cancel_asked})
 
-    async def answer(self, request_id: str) -> StoredAnswer | None:
+    async def get_answer(self, request_id: str) -> StoredAnswer | None:
         row = await self._fetch_row(
             "SELECT status, content_type, body FROM requests WHERE request_id = ? AND body IS NOT NULL", request_id
         )

@@ -1,8 +1,8 @@
 """`penstock directory list|show|register|update|delete`: query and change a directory of inference servers."""
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +16,7 @@ from penstock.terminal.shared_options import AsJson
 if TYPE_CHECKING:
     from penstock.features.directory.directory_client import DirectoryClient
 
+T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:7450"
 ServerId = Annotated[str, typer.Argument(metavar="ID", help="The inference_server_id.")]
 TITLES = ("id", "name", "url", "tags", "registered")
@@ -54,14 +55,14 @@ def list_servers(
     as_json: AsJson = False,
 ) -> None:
     """List inference servers."""
-    found = _run_call(client.find(_read_object(query, "--query"), limit))
+    found = _run_request(client.find(_read_object(query, "--query"), limit))
     print_list(as_json, found, TITLES, _table_row, "no inference server matches")
 
 
 @_takes_directory
 def show_server(client: "DirectoryClient", server_id: ServerId) -> None:
     """Show an inference server."""
-    print_json(_run_call(client.get(server_id)))
+    print_json(_run_request(client.get(server_id)))
 
 
 @_takes_directory
@@ -83,7 +84,7 @@ def register_server(
         "inference_server_tags": tag or [],
         "inference_server_public_url": public_url,
     }
-    made = _run_call(client.register(document, lease))
+    made = _run_request(client.register(document, lease))
     print_done(as_json, f"registered {made['inference_server_id']}", **made)
 
 
@@ -95,21 +96,21 @@ def update_server(
     as_json: AsJson = False,
 ) -> None:
     """Change an inference server."""
-    changed = _run_call(client.update(server_id, _read_object(update, "the update")))
+    changed = _run_request(client.update(server_id, _read_object(update, "the update")))
     print_done(as_json, f"updated {server_id}", **changed)
 
 
 @_takes_directory
 def delete_server(client: "DirectoryClient", server_id: ServerId, as_json: AsJson = False) -> None:
     """Delete an inference server from the directory."""
-    _run_call(client.delete(server_id))
+    _run_request(client.delete(server_id))
     print_done(as_json, f"deleted {server_id}", deleted=server_id)
 
 
-def _run_call(call: Any) -> Any:
+def _run_request(request: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
-    return asyncio.run(call)
+    return asyncio.run(request)
 
 
 def _read_object(text: str, what: str) -> dict[str, Any]:

@@ -62,10 +62,10 @@ class Edge:
         self._generation = self._certificates.generation
         found, tls = self._certificates.material, self._tls_resources()
         pair = {"certificate_chain": _inline_bytes(found.cert), "private_key": _inline_bytes(found.key)}
-        _replace_file(Path(tls.certificate), tls_resource("certificate", {"tls_certificate": pair}))
+        _replace_file(Path(tls.certificate_file), tls_resource("certificate", {"tls_certificate": pair}))
         if tls.client_auth != "none":
             trusted = {"trusted_ca": _inline_bytes(found.ca)}
-            _replace_file(Path(tls.authorities), tls_resource("authorities", {"validation_context": trusted}))
+            _replace_file(Path(tls.ca_file), tls_resource("authorities", {"validation_context": trusted}))
 
 
 def edge_shape(

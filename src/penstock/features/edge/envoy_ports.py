@@ -158,12 +158,12 @@ def _tls_context(tls: TlsResources | CertificateFiles, protocols: Sequence[str])
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2", "cipher_suites": CIPHERS},
     }
     if isinstance(tls, TlsResources):
-        common["tls_certificate_sds_secret_configs"] = [_make_secret("certificate", tls.certificate)]
-        authorities = {"validation_context_sds_secret_config": _make_secret("authorities", tls.authorities)}
+        common["tls_certificate_sds_secret_configs"] = [_make_secret("certificate", tls.certificate_file)]
+        authorities = {"validation_context_sds_secret_config": _make_secret("authorities", tls.ca_file)}
     else:
-        pair = {"certificate_chain": {"filename": tls.certificate}, "private_key": {"filename": tls.key}}
+        pair = {"certificate_chain": {"filename": tls.certificate_file}, "private_key": {"filename": tls.key_file}}
         common["tls_certificates"] = [pair]
-        authorities = {"validation_context": {"trusted_ca": {"filename": tls.authorities}}}
+        authorities = {"validation_context": {"trusted_ca": {"filename": tls.ca_file}}}
     if tls.client_auth != "none":
         common |= authorities
     return {

@@ -34,8 +34,8 @@ class EdgePort:
 class TlsResources:
     """Files with the certificate and the authorities of clients, in Envoy's format, which Envoy watches."""
 
-    certificate: str
-    authorities: str = ""
+    certificate_file: str
+    ca_file: str = ""
     client_auth: ClientAuth = "none"
 
 
@@ -43,9 +43,9 @@ class TlsResources:
 class CertificateFiles:
     """PEM files for the user's own Envoy, which reads new files when they are moved to these paths."""
 
-    certificate: str
-    key: str
-    authorities: str = ""
+    certificate_file: str
+    key_file: str
+    ca_file: str = ""
     client_auth: ClientAuth = "none"
 
 

@@ -118,7 +118,7 @@ class KeyTable:
     @classmethod
     def from_view(cls, view: AccessView) -> "KeyTable":
         """Return the table of the keys that a manager published."""
-        table = cls(view.secret, needs_key=view.is_asking)
+        table = cls(view.secret, needs_key=view.needs_key)
         for record in view.keys.values():
             table._add_holders(_decode_holders(record))
         return table

@@ -21,7 +21,7 @@ from penstock.telemetry.metrics import RequestLogMetrics
 log = structlog.get_logger()
 LINGER_S = 0.1  # rows within this time are written together
 RETRY_S = 0.5  # pause after a failed write
-TIDY_S = 60.0  # between two removals of old rows
+EXPIRY_S = 60.0  # between two removals of old rows
 CLOSE_S = 5.0  # to write the last rows at shutdown
 FULL, REJECTED, SHUTDOWN, BUG = "buffer_full", "rejected", "shutdown", "bug"  # reasons of a loss
 
@@ -51,7 +51,7 @@ class RequestLog:
 
     async def start(self) -> None:
         self._tasks.supervise("request-log-writer", self._write_next, deadline_s=None)
-        self._tasks.supervise("request-log-tidy", self._tidy, every=lambda: TIDY_S, deadline_s=None)
+        self._tasks.supervise("request-log-tidy", self._delete_expired_rows, every=lambda: EXPIRY_S, deadline_s=None)
 
     async def close(self) -> None:
         """Write the waiting rows for at most CLOSE_S; drop the rest."""
@@ -132,9 +132,9 @@ class RequestLog:
             self._is_away = False
             log.info("request_log_recovered", place=self._store.place, waiting=len(self._buffer))
 
-    async def _tidy(self) -> None:
+    async def _delete_expired_rows(self) -> None:
         try:
-            removed = await self._store.tidy(int(self._clock() * 1e6))
+            removed = await self._store.delete_expired(int(self._clock() * 1e6))
         except self._store.faults as error:
             self._report_failure(error)
             return

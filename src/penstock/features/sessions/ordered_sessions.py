@@ -170,7 +170,9 @@ class OrderedSessions:
                 record = await self._runs.transfer_out(block_id, session_id)
                 if record is not None and self._stored is None:
                     successor = self._links.get_link(next_owners.find_owner(session_id))
-                    await successor.give_session(block_id, session_id, _encode(record), self._make_forwarding(deadline))
+                    await successor.transfer_session(
+                        block_id, session_id, _encode(record), self._make_forwarding(deadline)
+                    )
         except (PenstockError, TimeoutError) as error:
             log.debug("session_not_moved", session=session_id, error=str(error))
             return False

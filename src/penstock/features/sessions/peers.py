@@ -127,7 +127,7 @@ class PeerLink:
         fetch = pb.SessionFetch(block_id=block_id, session_id=session_id, membership=forwarding.membership)
         return await self._call_session(pb.Header(session_fetch=fetch), forwarding)
 
-    async def give_session(
+    async def transfer_session(
         self, block_id: str, session_id: str, state: pb.SessionState, forwarding: Forwarding
     ) -> None:
         """Move a session to the other gateway; raise its error if the other gateway refuses the session."""

@@ -10,14 +10,14 @@ OVERHEAD_BYTES = 1024  # assumed size of an answer without its tensors
 
 
 @dataclass(frozen=True, slots=True)
-class ManyAnswers:
+class StreamedAnswers:
     """The answers of a streaming model to one request."""
 
     answers: tuple[InferResponse, ...]
-    is_whole: bool = True  # False: there were too many answers to remember, so only the last one is included
+    is_complete: bool = True  # False: there were too many answers to remember, so only the last one is included
 
 
-Answered = InferResponse | ManyAnswers
+Answered = InferResponse | StreamedAnswers
 Outcome = Answered | PenstockError
 
 
@@ -47,7 +47,7 @@ class RememberedAnswers:
     def remember(self, life: int, seq_no: int, outcome: Outcome, position: int, max_answers: int) -> None:
         """Remember an answer: at most `most` per session. If all answers together are too large, drop the oldest."""
         self._drop(life, seq_no - max_answers)
-        if not max_answers or (isinstance(outcome, ManyAnswers) and not outcome.is_whole):
+        if not max_answers or (isinstance(outcome, StreamedAnswers) and not outcome.is_complete):
             return
         size_bytes = (
             sum([OVERHEAD_BYTES + estimate_answer_bytes(answer) for answer in list_answers(outcome)]) or OVERHEAD_BYTES
@@ -75,7 +75,7 @@ class RememberedAnswers:
 def list_answers(outcome: Outcome) -> tuple[InferResponse, ...]:
     if isinstance(outcome, PenstockError):
         return ()
-    return outcome.answers if isinstance(outcome, ManyAnswers) else (outcome,)
+    return outcome.answers if isinstance(outcome, StreamedAnswers) else (outcome,)
 
 
 def estimate_answer_bytes(answer: InferResponse) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from penstock.core.errors import PenstockError, WireError
 from penstock.core.requests import InferResponse
 from penstock.features.sessions.session import SessionRecord, get_record_fields
-from penstock.features.sessions.session_answers import ManyAnswers, Outcome, RememberedAnswer, list_answers
+from penstock.features.sessions.session_answers import Outcome, RememberedAnswer, StreamedAnswers, list_answers
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import job_messages
 from penstock.wire.failures import decode_failure
@@ -44,7 +44,7 @@ def _decode_answer(answer: pb.SessionAnswer) -> RememberedAnswer:
 def _join_outcomes(outcomes: list[InferResponse | PenstockError]) -> Outcome:
     if len(outcomes) == 1:
         return outcomes[0]
-    return ManyAnswers(tuple(each for each in outcomes if isinstance(each, InferResponse)))
+    return StreamedAnswers(tuple(each for each in outcomes if isinstance(each, InferResponse)))
 
 
 def _decode_result(parts: list[bytes]) -> InferResponse | PenstockError:

@@ -28,8 +28,8 @@ from penstock.features.sessions.session import (
 )
 from penstock.features.sessions.session_answers import (
     Answered,
-    ManyAnswers,
     Outcome,
+    StreamedAnswers,
     estimate_answer_bytes,
     list_answers,
 )
@@ -67,7 +67,7 @@ class _Caller:
             return self.run(self.block, self.request, deadline)
         return self._run_stream(_StepAnswers(answers, self.position), deadline)
 
-    async def _run_stream(self, answers: "_StepAnswers", deadline: float) -> ManyAnswers:
+    async def _run_stream(self, answers: "_StepAnswers", deadline: float) -> StreamedAnswers:
         answers.remember(await self.run(self.block, replace(self.request, answers=answers), deadline))
         return answers.get_remembered()
 
@@ -80,7 +80,7 @@ class _StepAnswers:
         self._position = position
         self._answers: list[InferResponse] = []
         self._size_bytes = 0
-        self._is_whole = True
+        self._is_complete = True
 
     @property
     def has_begun(self) -> bool:
@@ -98,13 +98,13 @@ class _StepAnswers:
     def remember(self, answer: InferResponse) -> None:
         self._size_bytes += estimate_answer_bytes(answer)
         if len(self._answers) >= MAX_REMEMBERED_ANSWERS or self._size_bytes > MAX_REMEMBERED_BYTES:
-            self._is_whole = False
-        if not self._is_whole:
+            self._is_complete = False
+        if not self._is_complete:
             self._answers.clear()
         self._answers.append(answer)
 
-    def get_remembered(self) -> ManyAnswers:
-        return ManyAnswers(tuple(self._answers), self._is_whole)
+    def get_remembered(self) -> StreamedAnswers:
+        return StreamedAnswers(tuple(self._answers), self._is_complete)
 
 
 class SessionRuns:
@@ -326,7 +326,7 @@ def _get_last_answer(delivered: DeliverOutcome, request: InferRequest, *, is_own
     outcome = delivered.outcome
     if isinstance(outcome, PenstockError):
         raise copy(outcome)
-    if isinstance(outcome, ManyAnswers) and not (outcome.is_whole or is_own):
+    if isinstance(outcome, StreamedAnswers) and not (outcome.is_complete or is_own):
         raise SessionError("the request was answered before, with more answers than are stored for repeats")
     wanted = list_answers(outcome)
     if is_own or request.answers is None:

@@ -4,7 +4,7 @@ from penstock.core.errors import EngineFailed, PenstockError, Unavailable
 from penstock.core.settings import Sessions
 from penstock.features.sessions import session_errors
 from penstock.features.sessions.session import Session, SessionRecord, Step
-from penstock.features.sessions.session_answers import ManyAnswers, Outcome
+from penstock.features.sessions.session_answers import Outcome, StreamedAnswers
 from penstock.features.sessions.session_codec import decode_state, encode_answer, encode_state
 from penstock.features.sessions.session_store import SessionStore, StepRow, TakenSession
 from penstock.pb.v1 import job_pb2 as pb
@@ -93,7 +93,7 @@ def _make_row(step: Step, outcome: Outcome | None = None, answers: int = 0) -> S
         session_errors.ENDED if has_ended and asked.is_end else session.over,
     )
     answer = b""
-    is_stored = not (isinstance(outcome, ManyAnswers) and not outcome.is_whole)
+    is_stored = not (isinstance(outcome, StreamedAnswers) and not outcome.is_complete)
     if outcome is not None and session.is_numbered and answers and is_stored:
         answer = encode_answer(step.number, step.position, outcome).SerializeToString()
     encoded = encode_state(state).SerializeToString()

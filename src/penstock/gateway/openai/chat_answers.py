@@ -92,10 +92,10 @@ class _Choices(Protocol):
     """The format of the choices in an answer, which differs between chats and completions."""
 
     id_prefix: str
-    whole_kind: str
+    answer_kind: str
     event_kind: str
 
-    def encode_whole(self, piece: TextPiece) -> Choice: ...
+    def encode_choice(self, piece: TextPiece) -> Choice: ...
 
     def encode_events(self, piece: TextPiece) -> list[Choice]: ...
 
@@ -117,10 +117,10 @@ class OpenAiAnswer:
         self._begin = b"data: " + orjson.dumps(self._header)[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
 
-    def encode_whole(self, response: InferResponse) -> dict[str, object]:
-        choices = [self._choices.encode_whole(piece) for piece in read_pieces(response)]
+    def encode_answer(self, response: InferResponse) -> dict[str, object]:
+        choices = [self._choices.encode_choice(piece) for piece in read_pieces(response)]
         usage = (read_usage(response) or self._usage).as_json()
-        return {**self._header, "object": self._choices.whole_kind, "choices": choices, "usage": usage}
+        return {**self._header, "object": self._choices.answer_kind, "choices": choices, "usage": usage}
 
     def encode_events(self, response: InferResponse) -> bytes:
         """Return the events for one response of a stream."""
@@ -141,7 +141,7 @@ class OpenAiAnswer:
 
 class ChatChoices:
     id_prefix = "chatcmpl"
-    whole_kind = "chat.completion"
+    answer_kind = "chat.completion"
     event_kind = "chat.completion.chunk"
 
     def __init__(self, generation: GenerationCall) -> None:
@@ -152,7 +152,7 @@ class ChatChoices:
             int, CallReader | None
         ] = {}  # by the index of each choice that has started; None without tools
 
-    def encode_whole(self, piece: TextPiece) -> Choice:
+    def encode_choice(self, piece: TextPiece) -> Choice:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         reason = piece.finish_reason
         if self._use.tools:
@@ -203,14 +203,14 @@ class ChatChoices:
 
 class CompletionChoices:
     id_prefix = "cmpl"
-    whole_kind = event_kind = "text_completion"
+    answer_kind = event_kind = "text_completion"
 
     def __init__(self, generation: GenerationCall) -> None:
         self._has_logprobs = generation.has_logprobs
         self._top_logprobs = generation.top_logprobs
         self._lengths: dict[int, int] = {}  # characters of the tokens so far, by choice
 
-    def encode_whole(self, piece: TextPiece) -> Choice:
+    def encode_choice(self, piece: TextPiece) -> Choice:
         return {
             "index": piece.index,
             "text": piece.text,
@@ -219,7 +219,7 @@ class CompletionChoices:
         }
 
     def encode_events(self, piece: TextPiece) -> list[Choice]:
-        return [self.encode_whole(piece)]
+        return [self.encode_choice(piece)]
 
     def _format_logprobs(self, piece: TextPiece) -> dict[str, object] | None:
         if not self._has_logprobs:

@@ -79,7 +79,7 @@ class GenerationRest:
         answer = OpenAiAnswer(generation, choices(generation), block, call.request_id)
         if not generation.is_stream:
             response = await self._calls.serve(call, generation.request)
-            return await self._calls.create_answer(call, response, lambda: answer.encode_whole(response))
+            return await self._calls.create_answer(call, response, lambda: answer.encode_answer(response))
         return EventStream(
             self._encode_events(call, generation, answer), _encode_error_event, lambda: call.answer_headers
         )

@@ -34,7 +34,7 @@ IMAGE_OPTIONS = {
     "mode": "upscale or denoise",
 }
 IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "jpg": "image/jpeg"}
-IMAGE_FORM = {
+IMAGE_FORM_SCHEMA = {
     "schema": {
         "type": "object",
         "properties": {
@@ -43,7 +43,7 @@ IMAGE_FORM = {
         },
     }
 }
-ANY_FORM = {"schema": {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}}
+INFER_FORM_SCHEMA = {"schema": {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}}
 OPTIONS = ("model", "version", "id")  # multipart fields that are not inputs
 
 
@@ -116,7 +116,7 @@ class V1Rest:
         "The body is the JPEG or PNG file, or a form with the file in the field `image`. The answer is an image in "
         "the format that `format` or `Accept` requests (default: PNG).",
         needs=INFERENCE_SCOPES,
-        binary_body={"image/*": BINARY_SCHEMA, "application/octet-stream": BINARY_SCHEMA, FORM_TYPE: IMAGE_FORM},
+        binary_body={"image/*": BINARY_SCHEMA, "application/octet-stream": BINARY_SCHEMA, FORM_TYPE: IMAGE_FORM_SCHEMA},
         binary_answer=dict.fromkeys(IMAGE_TYPES.values(), BINARY_SCHEMA),
         query={"model": "The model; optional if only one model supports this task", **IMAGE_OPTIONS},
     )
@@ -163,7 +163,7 @@ class V1Rest:
         "`inputs` is a packet of the block protocol.",
         needs=INFERENCE_SCOPES,
         body=schemas.V1InferRequest,
-        binary_body={FORM_TYPE: ANY_FORM},
+        binary_body={FORM_TYPE: INFER_FORM_SCHEMA},
         answer=schemas.V1InferResult,
     )
     async def infer(self, request: Request) -> Response:

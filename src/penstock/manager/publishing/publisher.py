@@ -54,7 +54,7 @@ class AccessItem:
     """The data with which gateways verify API keys and session tokens."""
 
     secret: bytes
-    is_asking: bool
+    needs_key: bool
     signers: tuple[tuple[str, bytes], ...] = ()
 
 
@@ -76,7 +76,7 @@ class RecordItem:
 class TokenItem:
     """The data with which workers verify session tokens."""
 
-    is_asking: bool = False
+    needs_key: bool = False
     signers: tuple[tuple[str, bytes], ...] = ()
     revoked: tuple[str, ...] = ()  # ids of revoked and deleted keys
     expires_at: tuple[tuple[str, float], ...] = ()  # of keys that expire, by id
@@ -140,9 +140,9 @@ class Publisher:
 
     def publish_access(self, access: AccessView) -> None:
         signers = tuple(sorted(access.signers.items()))
-        self.view.put(ACCESS, AccessItem(access.secret, access.is_asking, signers))
+        self.view.put(ACCESS, AccessItem(access.secret, access.needs_key, signers))
         expires_at = tuple(sorted(access.expires_at.items()))
-        self._tokens = TokenItem(access.is_asking, signers, tuple(sorted(access.revoked)), expires_at)
+        self._tokens = TokenItem(access.needs_key, signers, tuple(sorted(access.revoked)), expires_at)
         for items in self._assignments.values():
             items.put(ACCESS, self._tokens)
         keys = {KEY + key_id: KeyItem(key_id, record) for key_id, record in access.keys.items()}

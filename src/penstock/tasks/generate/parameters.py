@@ -29,7 +29,7 @@ class NumberReader:
 
     lowest: float
     highest: float
-    is_whole: bool = False
+    is_integer: bool = False
     above_lowest: bool = False  # exclude the lowest number
 
     def __call__(self, name: str, value: object) -> Any:
@@ -37,22 +37,22 @@ class NumberReader:
         is_within = number is not None and self.lowest <= number <= self.highest
         if number is None or not is_within or (self.above_lowest and number == self.lowest):
             raise invalid_parameter(name, value, self.allowed())
-        return int(number) if self.is_whole else float(number)
+        return int(number) if self.is_integer else float(number)
 
     def allowed(self) -> str:
-        kind = "a whole number" if self.is_whole else "a number"
+        kind = "a whole number" if self.is_integer else "a number"
         least = (
             f"above {self.lowest:g}"
             if self.above_lowest
-            else f"from {int(self.lowest) if self.is_whole else self.lowest}"
+            else f"from {int(self.lowest) if self.is_integer else self.lowest}"
         )
-        return f"{kind} {least} to {int(self.highest) if self.is_whole else self.highest}"
+        return f"{kind} {least} to {int(self.highest) if self.is_integer else self.highest}"
 
     def _to_number(self, value: object) -> float | int | None:
         if isinstance(value, bool):
             return None
         try:
-            if not self.is_whole:
+            if not self.is_integer:
                 return float(value) if isinstance(value, int | float | str) else None
             if isinstance(value, float):
                 return int(value) if value.is_integer() else None
@@ -78,7 +78,7 @@ def read_logprobs(name: str, value: object) -> bool:
     text = str(value).lower()
     if text in ("true", "false"):
         return text == "true"
-    NumberReader(0, 20, is_whole=True)(name, value)
+    NumberReader(0, 20, is_integer=True)(name, value)
     return True
 
 
@@ -129,14 +129,14 @@ def read_json_schema(name: str, value: object) -> str:
 
 
 READERS: Mapping[str, tuple[str, Callable[[str, object], Any]]] = {
-    "max_tokens": ("max_tokens", NumberReader(1, 2**31 - 1, is_whole=True)),
-    "min_tokens": ("min_tokens", NumberReader(0, 2**31 - 1, is_whole=True)),
+    "max_tokens": ("max_tokens", NumberReader(1, 2**31 - 1, is_integer=True)),
+    "min_tokens": ("min_tokens", NumberReader(0, 2**31 - 1, is_integer=True)),
     "temperature": ("temperature", NumberReader(0, 2)),
     "top_p": ("top_p", NumberReader(0, 1, above_lowest=True)),
-    "top_k": ("top_k", NumberReader(-1, 2**31 - 1, is_whole=True)),
+    "top_k": ("top_k", NumberReader(-1, 2**31 - 1, is_integer=True)),
     "min_p": ("min_p", NumberReader(0, 1)),
-    "seed": ("seed", NumberReader(-(2**63), 2**63 - 1, is_whole=True)),
-    "n": ("n", NumberReader(1, MAX_CHOICES, is_whole=True)),
+    "seed": ("seed", NumberReader(-(2**63), 2**63 - 1, is_integer=True)),
+    "n": ("n", NumberReader(1, MAX_CHOICES, is_integer=True)),
     "stop": ("stop", read_stops),
     "presence_penalty": ("presence_penalty", NumberReader(-2, 2)),
     "frequency_penalty": ("frequency_penalty", NumberReader(-2, 2)),

@@ -14,7 +14,7 @@ PNG, JPEG, WEBP = "png", "jpeg", "webp"
 FORMATS = {PNG: PNG, JPEG: JPEG, "jpg": JPEG, WEBP: WEBP}
 MAX_SIDES = {JPEG: 65_500, WEBP: 16_383}  # in pixels; PNG's limit is larger than any image
 DEFAULT_QUALITY = 90
-_QUALITY = NumberReader(1, 100, is_whole=True)
+_QUALITY = NumberReader(1, 100, is_integer=True)
 _LINES = {"4k": 2160, "8k": 4320}
 _RESOLUTIONS = "a factor such as 2x, lines such as 720p, 1080p, 4k or 8k, or a frame such as 1920x1080"
 

@@ -235,7 +235,7 @@ class Batcher:
                 batch.closed = CloseReason.ROWS
             return batch
         max_tokens = self._token_budget()
-        reach = budget.reach_tokens
+        reach = budget.searched_tokens
         if reach is not None and reach >= self.tokens:
             reach = None
         for level in self._order:

@@ -21,12 +21,14 @@ from penstock.gateway.short_path.infer_protocol import InferProtocol, PlainReque
 
 OURS = {  # methods of ours that the libraries do not have
     BoundedProtocol: {
-        "check_framing", "make_error_body", "check", "disconnect_client", "hold_body", "read_edge_identity", "refuse",
-        "complete_request", "_encode_refusal", "_count_header_bytes", "_create_headers_error", "_apply_target_host",
-        "_refuse_in_parser", "_send_refusal", "_stop_counting",
+        "check_framing", "make_error_body", "check_timeouts", "disconnect_client", "hold_body", "read_edge_identity",
+        "refuse", "complete_request", "_encode_refusal", "_count_header_bytes", "_create_headers_error",
+        "_apply_target_host", "_refuse_in_parser", "_send_refusal", "_stop_counting",
     },
     InferProtocol: {"_infer", "_read_plain_request", "check_framing"},
-    StreamProtocol: {"check", "refuse", "_close_with_error", "_allow_control", "_parse", "_stop_counting_message"},
+    StreamProtocol: {
+        "check_timeouts", "refuse", "_close_with_error", "_allow_control", "_parse", "_stop_counting_message",
+    },
     BoundedServer: set[str](),
     Handshake: set[str](),
 }  # fmt: skip

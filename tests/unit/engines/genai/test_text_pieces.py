@@ -61,7 +61,7 @@ def test_a_long_text_is_decoded_in_parts() -> None:
     pieces = WindowText(decode)
     text = "ünïcode " * 50
     assert "".join(stream(text, pieces)) == text
-    assert KEPT_TOKENS <= len(pieces.window) <= WINDOW_TOKENS
+    assert KEPT_TOKENS <= len(pieces.window_ids) <= WINDOW_TOKENS
 
 
 def test_a_table_exists_if_each_token_has_its_own_text() -> None:

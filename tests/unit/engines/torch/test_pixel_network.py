@@ -50,7 +50,7 @@ def run(model: TorchModel, image: Image.Image, tile: int = 0, **parameters: str)
 
     def infer(array: Array) -> Array:
         with torch.inference_mode():
-            found: Array = model.call([torch.from_numpy(np.array(array))]).numpy()
+            found: Array = model.forward([torch.from_numpy(np.array(array))]).numpy()
             return found
 
     return serve(Signature(inputs, outputs, "torch", "fp32", tile=tile), infer, image, parameters)
@@ -155,8 +155,8 @@ def test_a_batch_runs_in_parts_within_the_limit_of_pixels(monkeypatch: pytest.Mo
     pixels = convert_to_pixels(open_network(), ImageWork(2, OPTIONS.overlap), CPU)
     batch = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (5, 20, 30, 3), dtype=np.uint8))
     with torch.inference_mode():
-        whole = pixels.call([batch])
+        whole = pixels.forward([batch])
         monkeypatch.setattr("penstock.engines.torch.pixel_network.TOGETHER_PIXELS", 2 * 64 * 96)
-        parts = pixels.call([batch])
+        parts = pixels.forward([batch])
     assert whole.shape == (5, 40, 60, 3)
     assert int((whole.int() - parts.int()).abs().max()) <= 1

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.experiments.tuning.record import Applied, Tried, TuneRecord, VariantRecord
+from penstock.experiments.tuning.record import Applied, TriedConfiguration, TuneRecord, VariantRecord
 from penstock.experiments.tuning.search import Final
 from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.tuning_report import to_markdown, verdict
@@ -54,10 +54,10 @@ def record(**changes: object) -> TuneRecord:
             VariantRecord(name="onnx fp16 on cuda", left_out="no CUDA here"),
         ],
         tried=[
-            Tried(configuration=LARGER, windows=11, rate=320, over_shipped=1.6, p99_ms=10),
-            Tried(configuration=INT8, windows=14, rate=310, over_shipped=1.55, p99_ms=10.3),
-            Tried(configuration=SHIPPED, windows=20, rate=200, over_shipped=1.0, p99_ms=16),
-            Tried(
+            TriedConfiguration(configuration=LARGER, windows=11, rate=320, over_shipped=1.6, p99_ms=10),
+            TriedConfiguration(configuration=INT8, windows=14, rate=310, over_shipped=1.55, p99_ms=10.3),
+            TriedConfiguration(configuration=SHIPPED, windows=20, rate=200, over_shipped=1.0, p99_ms=16),
+            TriedConfiguration(
                 configuration=replace(SHIPPED, instances=9),
                 windows=0,
                 rate=0,

@@ -53,7 +53,8 @@ async def test_metrics_show_the_leader_the_blocks_and_the_workers(manager: Manag
         manager.control.desired.revision,
     )
     (shown,) = found.blocks
-    assert (shown.model, shown.state, shown.wanted, shown.placed, shown.serving) == ("a", "ready", 1, 1, 1)
+    assert (shown.model, shown.state) == ("a", "ready")
+    assert (shown.wanted_replicas, shown.placed_replicas, shown.serving_replicas) == (1, 1, 1)
     assert shown.answers is not None
     assert shown.answers.codes == {"ok": 11, "engine_failed": 4}
     assert (shown.answers.buckets, shown.answers.seconds) == ([3, 15], 6.0)

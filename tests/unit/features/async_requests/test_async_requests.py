@@ -60,7 +60,7 @@ async def ended(requests: AsyncRequests, record: AsyncRecord, caller: Principal 
 
 async def code_of(requests: AsyncRequests, record: AsyncRecord) -> tuple[AsyncState, str]:
     found = await ended(requests, record)
-    return found.state, json.loads((await requests.answer(found)).body)["error"]["code"]
+    return found.state, json.loads((await requests.get_answer(found)).body)["error"]["code"]
 
 
 async def test_only_the_callers_key_finds_a_request(requests: AsyncRequests) -> None:
@@ -160,7 +160,7 @@ async def test_an_answer_waits_until_its_store_is_back(tmp_path: Path) -> None:
     async with asyncio.timeout(30):
         while (found := await requests.find(record.request_id, ONE)).state is AsyncState.RUNNING:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert (found.state, (await requests.answer(found)).body) == (AsyncState.SUCCEEDED, b"late")
+    assert (found.state, (await requests.get_answer(found)).body) == (AsyncState.SUCCEEDED, b"late")
     await requests.close()
     await others.close()
 

@@ -51,7 +51,7 @@ async def asked(requests: AsyncRequests, body: bytes) -> tuple[AsyncState, int, 
     assert sent[0]["status"] == 202
     accepted = await requests.find(orjson.loads(sent[1]["body"])["id"], ANYBODY)
     record = await ended(requests, accepted, ANYBODY)
-    answer = await requests.answer(record)
+    answer = await requests.get_answer(record)
     return record.state, answer.status, answer.body
 
 

@@ -52,12 +52,12 @@ async def test_a_record_is_seen_by_another_gateway(make_store: MakeStore) -> Non
     await store.add(record(), NOW)
     assert await other.get("a", NOW) == record()
     assert await other.get("b", NOW) is None
-    assert await other.answer("a") is None
+    assert await other.get_answer("a") is None
     done = make_finished_record(record(), AsyncState.SUCCEEDED, ANSWER, NOW + 5, 60)
     await store.finish(done, ANSWER)
-    assert (await other.get("a", NOW), await other.answer("a")) == (done, ANSWER)
+    assert (await other.get("a", NOW), await other.get_answer("a")) == (done, ANSWER)
     await other.remove("a")
-    assert (await store.get("a", NOW), await store.answer("a")) == (None, None)
+    assert (await store.get("a", NOW), await store.get_answer("a")) == (None, None)
 
 
 async def test_a_request_to_cancel_reaches_the_gateway_that_renews(make_store: MakeStore) -> None:
@@ -112,7 +112,7 @@ async def test_a_request_that_was_removed_is_not_stored_again(make_store: MakeSt
     await store.finish(make_finished_record(record(), AsyncState.SUCCEEDED, ANSWER, NOW, 60), ANSWER)
     await other.ask_cancel("a")
     assert await store.renew(["a"], NOW + 20) == []
-    assert (await other.get("a", NOW), await other.answer("a")) == (None, None)
+    assert (await other.get("a", NOW), await other.get_answer("a")) == (None, None)
     await other.add(record("b"), NOW)
     assert await other.get("b", NOW) == record("b")
 
@@ -127,7 +127,7 @@ async def test_answers_are_bounded_together(make_store: MakeStore) -> None:
         await store.finish(make_finished_record(record("b"), AsyncState.SUCCEEDED, large, NOW, 60), large)
     error = StoredAnswer(503, "text/plain", bytes(100))
     await store.finish(make_finished_record(record("b"), AsyncState.FAILED, error, NOW, 60), error)
-    assert await store.answer("b") == error
+    assert await store.get_answer("b") == error
     with pytest.raises(Overloaded):
         await store.add(record("c"), NOW)
     await store.remove("a")

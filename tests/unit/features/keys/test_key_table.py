@@ -91,7 +91,7 @@ def test_a_table_knows_how_long_each_key_is_valid() -> None:
         record(key_id="revoked", revoked_at=1.0),
     ]
     published = AccessView(
-        SECRET, is_asking=True, keys={each.key_id: each.model_dump_json().encode() for each in records}
+        SECRET, needs_key=True, keys={each.key_id: each.model_dump_json().encode() for each in records}
     )
     for table in (KeyTable(SECRET, records), KeyTable.from_view(published)):
         found = [table.find_expiry(key_id) for key_id in ("k1", "expiring", "revoked", "deleted")]

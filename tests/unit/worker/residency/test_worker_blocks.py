@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState
-from penstock.core.config import Config, Telemetry, WorkerSettings
+from penstock.core.config import Config, TelemetrySettings, WorkerSettings
 from penstock.core.errors import DeviceOutOfMemory, ModelNotReady, PenstockError
 from penstock.core.tensors import Tensor, from_array, to_array
 from penstock.features.registry.scan import scan
@@ -61,7 +61,7 @@ class Bed:
         self._ids = iter(range(1_000_000))
         self._registry = CollectorRegistry()
         config = Config(worker=WorkerSettings(memory_budget_bytes=budget_bytes), data_dir=repository / "data")
-        metrics, traces = WorkerMetrics(self._registry), Traces(Telemetry(), "test")
+        metrics, traces = WorkerMetrics(self._registry), Traces(TelemetrySettings(), "test")
         self.blocks = Blocks(config, metrics, traces, self, ModelSources(config, manager), gpus)
         self.spawn(self._tick_forever())
 

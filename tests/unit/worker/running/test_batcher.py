@@ -9,10 +9,10 @@ from penstock.worker.running.batcher import MAX_ANCHORED_IN_A_ROW, Batch, Batche
 
 
 def budget(
-    max_rows: int, free_padding: int = 0, max_padding: float = 0.05, reach_tokens: int | None = None, **given: Any
+    max_rows: int, free_padding: int = 0, max_padding: float = 0.05, searched_tokens: int | None = None, **given: Any
 ) -> Batching:
-    reach = property(lambda _: reach_tokens)
-    constants = {"free_padding": free_padding, "max_padding": max_padding, "reach_tokens": reach}
+    reach = property(lambda _: searched_tokens)
+    constants = {"free_padding": free_padding, "max_padding": max_padding, "searched_tokens": reach}
     made: Batching = type("Budget", (Batching,), {"__module__": __name__} | constants)(max_rows=max_rows, **given)
     return made
 
@@ -221,7 +221,7 @@ def test_rows_of_one_request_stay_together() -> None:
 
 
 def test_only_pieces_near_the_front_of_the_queue_fill() -> None:
-    batcher = Batcher(budget(8, max_tokens=256, reach_tokens=100))
+    batcher = Batcher(budget(8, max_tokens=256, searched_tokens=100))
     batcher.append([entry("old", 40), entry("other", 60), entry("young", 40)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -232,7 +232,7 @@ def test_only_pieces_near_the_front_of_the_queue_fill() -> None:
 
 
 def test_pieces_out_of_reach_do_not_end_the_search() -> None:
-    batcher = Batcher(budget(8, max_tokens=256, max_padding=0.25, reach_tokens=31))
+    batcher = Batcher(budget(8, max_tokens=256, max_padding=0.25, searched_tokens=31))
     batcher.append([entry("anchor", 10), entry("like", 11), entry("far", 10), entry("further", 10)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -292,7 +292,7 @@ def test_lower_levels_fill_in_order_of_arrival_too() -> None:
 
 
 def test_the_reach_extends_from_the_highest_level_down() -> None:
-    batcher = Batcher(budget(8, max_padding=1.0, reach_tokens=25))
+    batcher = Batcher(budget(8, max_padding=1.0, searched_tokens=25))
     batcher.append([entry(f"low{n}", 10, level=2) for n in range(4)], 0.0)
     batcher.append([entry("high", 10)], 0.0)
     assert owners(batcher.next_batch(0.0)) == ["high", "low0", "low1"]
@@ -311,7 +311,7 @@ def test_within_a_level_the_oldest_is_first_and_a_lower_level_gets_the_remainder
 
 def test_a_single_level_makes_the_same_batches_whatever_its_number() -> None:
     rng = random.Random(3)
-    plain, other = (Batcher(budget(8, max_tokens=512, reach_tokens=900), share=0.25) for _ in range(2))
+    plain, other = (Batcher(budget(8, max_tokens=512, searched_tokens=900), share=0.25) for _ in range(2))
     for number in range(500):
         length, key = rng.randint(3, 250), rng.choice("ab")
         plain.append([entry(number, length, key=key)], float(number))

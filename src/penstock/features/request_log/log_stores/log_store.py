@@ -34,7 +34,7 @@ class LogStore(Protocol):
 
     async def find(self, query: LogQuery) -> list[LogRow]: ...
 
-    async def tidy(self, now_us: int) -> int:
+    async def delete_expired(self, now_us: int) -> int:
         """Remove old rows, and prepare for new rows; return the number of removed rows, partitions or chunks."""
         ...
 

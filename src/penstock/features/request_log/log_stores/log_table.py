@@ -85,7 +85,7 @@ class LogTable:
             found = await self._read_partitions(connection)
         self._spans = found
 
-    async def tidy(self, connection: "asyncpg.Connection[Any]", now_us: int) -> int:
+    async def delete_expired(self, connection: "asyncpg.Connection[Any]", now_us: int) -> int:
         """Create the next partition, and remove partitions with only old rows; return their number."""
         await self.cover(connection, now_us, now_us + self._step_us)
         if self._retention_us is None:

@@ -78,12 +78,12 @@ class PostgresLog:
                 found = await connection.fetch(sql, *values)
         return [restore_row(record) for record in found]
 
-    async def tidy(self, now_us: int) -> int:
+    async def delete_expired(self, now_us: int) -> int:
         async with self._lock:
             connection = await self._open_writer()
             try:
                 async with asyncio.timeout(WRITE_S):
-                    return await self._table.tidy(connection, now_us)
+                    return await self._table.delete_expired(connection, now_us)
             except BaseException:
                 self._drop_connection()
                 raise

@@ -76,7 +76,7 @@ class SqliteLog:
             raise
         return [restore_row(row) for row in found]
 
-    async def tidy(self, now_us: int) -> int:
+    async def delete_expired(self, now_us: int) -> int:
         if self._retention_us is None:
             return 0
         removed, last = 0, DELETED_ROWS

@@ -153,9 +153,9 @@ async def test_several_gateways_share_a_log(opened: Opened) -> None:
 
 async def test_old_rows_are_removed(store: LogStore) -> None:
     await store.write([row(str(n), NOON_US + n * DAY_US) for n in range(6)])
-    assert await store.tidy(NOON_US + 5 * DAY_US + DAY_US // 2) == 4
+    assert await store.delete_expired(NOON_US + 5 * DAY_US + DAY_US // 2) == 4
     assert await ids(store, LogQuery()) == ["5", "4"]
-    assert await store.tidy(NOON_US + 5 * DAY_US + DAY_US // 2) == 0
+    assert await store.delete_expired(NOON_US + 5 * DAY_US + DAY_US // 2) == 0
     assert await store.write([row("6", NOON_US + 6 * DAY_US)]) == WriteResult(1)
 
 
