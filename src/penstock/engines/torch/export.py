@@ -87,9 +87,7 @@ def _read_inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
 
 def _read_outputs(file: Path, program: Any) -> list[TensorSpec]:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    arguments = [
-        each.arg for each in program.graph_signature.output_specs if each.kind == OutputKind.USER_OUTPUT
-    ]
+    arguments = [each.arg for each in program.graph_signature.output_specs if each.kind == OutputKind.USER_OUTPUT]
     # Unflatten the arguments to find each output's position in the module's result.
     given = iterate_tensors(pytree.tree_unflatten(arguments, program.call_spec.out_spec))
     found = []
