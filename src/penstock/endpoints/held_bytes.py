@@ -25,9 +25,10 @@ class Room:
     slowly are refused, so that slow clients do not block others.
     """
 
-    def __init__(self, max_bytes: int, arrive_s: float = ARRIVE_S) -> None:
+    def __init__(self, max_bytes: int, arrive_s: float = ARRIVE_S, wait_s: float = WAIT_S) -> None:
         self.max_bytes = max_bytes
         self._arrive_s = arrive_s
+        self._wait_s = wait_s
         self.bytes = 0
         self.freed_bytes = 0  # in total
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -52,7 +53,7 @@ class Room:
         self._read_bytes += read_bytes
         self._look_later()
         try:
-            async with asyncio.timeout(min(wait_s, WAIT_S)):
+            async with asyncio.timeout(min(wait_s, self._wait_s)):
                 await granted
         except BaseException as error:
             if waiting in self._waiting:
@@ -221,6 +222,6 @@ class Transit:
         self.limits = limits
         held_bytes = max(limits.max_inflight_bytes, limits.max_message_bytes + LAST_PART_BYTES)
         self.incoming = HeldBytes(held_bytes)
-        self.room = Room(limits.max_inflight_bytes)
+        self.room = Room(limits.max_inflight_bytes, wait_s=min(WAIT_S, limits.message_timeout_s))
         # Half of the room, so that clients that do not read their answers leave room for a message of the largest size.
         self.unsent = HeldBytes(max(held_bytes // 2, limits.max_message_bytes + LAST_PART_BYTES), self.room)

@@ -30,7 +30,9 @@ class Connection:
         return cls(*await asyncio.open_connection("127.0.0.1", scene.server.http_port))
 
     async def send(self, data: bytes) -> bool:
-        """Send the bytes; return False if the server has closed the connection."""
+        """Send the bytes; return False if the connection is closed."""
+        if self._writer.is_closing():
+            return False
         try:
             self._writer.write(data)
             async with asyncio.timeout(1.0):

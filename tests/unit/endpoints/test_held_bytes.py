@@ -55,6 +55,13 @@ async def test_a_message_that_waits_too_long_is_refused_and_takes_nothing() -> N
     await room.take(100)
 
 
+async def test_no_message_waits_longer_for_room_than_it_may_take_to_arrive() -> None:
+    room = Transit(Limits(message_timeout_s=0.01)).room
+    await room.take(room.max_bytes)
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(room.take(10), WAIT_S)
+
+
 async def test_a_caller_that_leaves_takes_nothing() -> None:
     room = Room(100)
     await room.take(100)
