@@ -108,6 +108,12 @@ def test_a_pattern_that_explodes_in_other_engines_takes_linear_time() -> None:
     assert time.process_time() - began < 5
 
 
+def test_a_field_does_not_exist_if_no_element_of_a_list_has_it() -> None:
+    is_missing = compile_query({"a.b": {"$exists": False}})
+    assert is_missing({"a": [{}, {"c": 1}]})
+    assert not is_missing({"a": [{}, {"b": None}]})
+
+
 @fuzz
 @given(document=DOCUMENTS, query=st.dictionaries(PATHS, CONDITIONS, max_size=3))
 def test_queries_agree_with_mongomock(document: dict[str, Any], query: dict[str, Any]) -> None:
