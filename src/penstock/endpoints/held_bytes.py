@@ -102,6 +102,8 @@ class Room:
             raise Overloaded(
                 "the message arrived too slowly while other large messages waited; try again later"
             ) from None
+        finally:
+            claim.limit = None
 
     def note_arrival(self, claim: "Claim") -> None:
         self._arriving.pop(claim, None)
@@ -131,7 +133,7 @@ class Claim:
     def __init__(self, room: Room) -> None:
         self._room = room
         self.bytes = 0
-        self.limit: asyncio.Timeout | None = None  # of the part that is awaited
+        self.limit: asyncio.Timeout | None = None  # of the part that is awaited, if one is
         self.since = 0.0
 
     async def take(self, size: int, wait_s: float = WAIT_S, read_bytes: int = 0) -> None:

@@ -115,6 +115,22 @@ async def test_a_message_that_arrives_slowly_is_refused_if_others_wait() -> None
     await asyncio.wait_for(waiting, WAIT_S)
 
 
+async def test_a_message_that_pauses_between_two_parts_is_refused_at_its_next_part() -> None:
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    room = Room(100, arrive_s=0.02)
+    claim = Claim(room)
+    await claim.take(40)
+    await claim.arrive(asyncio.sleep(0))
+    waiting = await started(room.take(100))
+    await asyncio.sleep(0.1)  # several checks, while no part is awaited
+    assert not errors
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(claim.arrive(asyncio.Event().wait()), WAIT_S)
+    claim.release()
+    await asyncio.wait_for(waiting, WAIT_S)
+
+
 async def test_a_message_may_arrive_slowly_if_no_others_wait() -> None:
     room = Room(100, arrive_s=0.01)
     claim = Claim(room)
